@@ -1,0 +1,1 @@
+"""The centre: API, state, loop, rollout, cloud, dashboard and the command line."""

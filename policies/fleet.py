@@ -1,0 +1,81 @@
+"""What a fleet is at one moment: agents, links, and how old each number is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from policies.ids import AgentId
+
+AgentState = Literal["live", "suspect", "lost", "draining"]
+Evidence = Literal["measured", "simulated", "contract", "estimated", "emulated"]
+"""How a claim about hardware is known; `emulated` marks a device that this machine's CPU plays."""
+
+
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent as the controller last saw it."""
+
+    id: AgentId
+    platform: str
+    evidence: Evidence
+    zone: str = "default"
+    is_cloud: bool = False
+    state: AgentState = "live"
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Where peers reach its tensor door."""
+    ingress_port: int = 0
+    """Where clients reach its Open Inference Protocol ingress; 0 if it has none."""
+    slowdown: float = 1.0
+    """Time of a shard on this agent divided by its time on the profile's reference core (calibrated at enrollment)."""
+    memory_budget_bytes: int = 1 << 30
+    """What shards may use in total, before headroom."""
+    cpu_saturation: float = 0.0
+    """Share of the device that is busy with work other than ours, [0, 1]."""
+    availability: float = 0.999
+    """Measured share of time the agent was reachable; a prior until enough was seen."""
+    power_w: float = 5.0
+    """Draw while busy, watts (platform table until measured)."""
+    age_ms: float = 0.0
+    """Age of the newest report."""
+    warmed: frozenset[str] = frozenset()
+    """Hashes of the shards that the agent has cached."""
+
+
+class LinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """The way from one agent to another; numbers are measured by `src`."""
+
+    src: AgentId
+    dst: AgentId
+    rtt_ms: float = 1.0
+    jitter_ms: float = 0.1
+    """Standard deviation of the round-trip time."""
+    bandwidth_bytes_per_s: float = 125e6
+    age_ms: float = 0.0
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """All agents and the links between them that were measured."""
+
+    agents: dict[AgentId, AgentView]
+    links: dict[str, LinkView] = {}
+    """Keyed by `link_key(src, dst)`."""
+
+    def link(self, src: AgentId, dst: AgentId) -> LinkView:
+        """The measured link; a loop-back link when `src` is `dst`; a cautious guess when never measured."""
+        if src == dst:
+            return LinkView(src=src, dst=dst, rtt_ms=0.0, jitter_ms=0.0, bandwidth_bytes_per_s=float("inf"))
+        there = self.links.get(link_key(src, dst)) or self.links.get(link_key(dst, src))
+        if there is not None:
+            return there
+        crosses = self.agents[src].is_cloud != self.agents[dst].is_cloud
+        return LinkView(
+            src=src, dst=dst, rtt_ms=20.0 if crosses else 2.0, jitter_ms=5.0 if crosses else 0.5,
+            bandwidth_bytes_per_s=12.5e6 if crosses else 60e6, age_ms=float("inf"),
+        )  # fmt: skip
+
+
+def link_key(src: AgentId, dst: AgentId) -> str:
+    """The key of a directed link."""
+    return f"{src}>{dst}"

@@ -1,0 +1,90 @@
+"""What is served: models with their measured blocks, and pipelines of stages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from policies.ids import BlobHash, ModelName, ServiceId, StageName
+
+Axis = Literal["patch", "token"]
+
+
+class BlockProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """A contiguous run of a model's graph that is never cut inside. Times are of one core of the profiling machine."""
+
+    name: str
+    fixed_ms: float
+    """Cost of one run that does not depend on the number of items."""
+    per_item_ms: float
+    """Added cost of each item (crop, sequence, picture)."""
+    param_bytes: int
+    cut_bytes_per_item: int
+    """Bytes that cross the cut after this block, per item (for the last block: the model's outputs)."""
+
+
+class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One registered ONNX model: what it is, where it can be cut, and what each block costs."""
+
+    name: ModelName
+    sha256: BlobHash
+    blocks: tuple[BlockProfile, ...]
+    input_bytes_per_item: int
+    split_axis: Axis | None = None
+    """The axis along which the graph was proven to act item by item; None if it was not."""
+    activation_bytes: int = 0
+    """Peak of live activations for one item, as measured."""
+    accuracy: float = 1.0
+    """Share of the reference answers that this variant gets right, in [0, 1]."""
+    atomic_reason: str = ""
+    """Why there is only one block, if there is only one."""
+
+
+class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):
+    """Runs one of several interchangeable models."""
+
+    name: StageName
+    variants: tuple[ModelName, ...]
+    inputs: dict[str, str]
+    """Graph input name -> name of a tensor of the request."""
+    outputs: dict[str, str]
+    """Graph output name -> name that the tensor gets in the request."""
+    axis: Axis | None = None
+    """Axis 0 of every input is this axis; None if the stage always has one item."""
+    items: float = 1.0
+    """Typical number of items per request; prediction uses it until it was measured."""
+    raw: bool = False
+    """The inputs are raw user data (pixels, text) in the sense of the contract's `privacy`."""
+
+
+class PythonStage(msgspec.Struct, frozen=True, kw_only=True, tag="python"):
+    """A small trusted step that runs at the ingress; `step` names an entry of the agents' step registry."""
+
+    name: StageName
+    step: str
+    typical_ms: float = 1.0
+
+
+Stage = OnnxStage | PythonStage
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor of the public interface, in Open Inference Protocol v2 terms (-1: any size)."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline: tensors in by name, stages in order, tensors out by name."""
+
+    id: ServiceId
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    stages: tuple[Stage, ...]
+
+    def onnx_stages(self) -> tuple[OnnxStage, ...]:
+        """The stages that can be sharded, in order."""
+        return tuple(stage for stage in self.stages if isinstance(stage, OnnxStage))

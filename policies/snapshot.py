@@ -1,0 +1,54 @@
+"""An immutable picture of everything a decision may depend on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from policies.fleet import Fleet
+from policies.ids import AgentId, ModelName, ServiceId
+from policies.plan import Plan
+from policies.service import ModelProfile, ServiceSpec
+from sla.contract import Contract
+
+
+class StageMeasure(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one stage on one agent for one block range, in the newest window."""
+
+    count: int
+    mean_ms: float
+    std_ms: float
+    items: float
+    """Mean number of items per run."""
+    age_ms: float = 0.0
+
+
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One service with its contract, its running plan and what it did lately."""
+
+    spec: ServiceSpec
+    contract: Contract
+    running: Plan | None = None
+    entry: AgentId | None = None
+    """The agent at which most requests come in; None before the first request."""
+    offered_rps: float = 0.0
+    measures: dict[str, StageMeasure] = {}
+    """Keyed by `measure_key`."""
+    measured_p99_ms: float | None = None
+    """p99 of the requests since the running plan took effect; None while there are too few."""
+    pinned: bool = False
+    """An operator pinned the running plan; only the loss of a device moves it."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The one argument of every policy."""
+
+    now_ms: float
+    """The caller's clock, milliseconds; only differences matter."""
+    fleet: Fleet
+    models: dict[ModelName, ModelProfile]
+    services: dict[ServiceId, ServiceView]
+
+
+def measure_key(stage: str, agent: str, start: int, stop: int) -> str:
+    """The key under which a shard's measured times are found."""
+    return f"{stage}@{agent}[{start}:{stop}]"
