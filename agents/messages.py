@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of everything that crosses a wire."""
 
 
-class Fault(Message, tag="fault"):
+class Fault(Message, frozen=True, kw_only=True, tag="fault"):
     """The answer to a request that failed; `slug` names a class of `sla.errors`."""
 
     slug: str
@@ -37,7 +37,7 @@ class Fault(Message, tag="fault"):
     retry_after_s: float = 1.0
 
 
-class Done(Message, tag="done"):
+class Done(Message, frozen=True, kw_only=True, tag="done"):
     """The answer to a request that has nothing to report."""
 
 
@@ -71,15 +71,15 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_cloud: bool = False
 
 
-class GetCa(Message, tag="get-ca"):
+class GetCa(Message, frozen=True, kw_only=True, tag="get-ca"):
     """-> Ca. The caller checks the fingerprint that came with the join token."""
 
 
-class Ca(Message, tag="ca"):
+class Ca(Message, frozen=True, kw_only=True, tag="ca"):
     ca_pem: str
 
 
-class Enroll(Message, tag="enroll"):
+class Enroll(Message, frozen=True, kw_only=True, tag="enroll"):
     """-> Enrolled. Idempotent: the same public key may finish what it began, without spending the token twice."""
 
     token: str
@@ -87,13 +87,13 @@ class Enroll(Message, tag="enroll"):
     facts: DeviceFacts
 
 
-class Enrolled(Message, tag="enrolled"):
+class Enrolled(Message, frozen=True, kw_only=True, tag="enrolled"):
     agent_id: AgentId
     certificate_pem: str
     ca_pem: str
 
 
-class Renew(Message, tag="renew"):
+class Renew(Message, frozen=True, kw_only=True, tag="renew"):
     """Over mutual TLS, before the certificate expires. -> Enrolled."""
 
     csr_pem: str
@@ -102,7 +102,7 @@ class Renew(Message, tag="renew"):
 # --- control -----------------------------------------------------------------------------------------------------------
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message on a control connection. -> Welcome."""
 
     protocol: int
@@ -112,7 +112,7 @@ class Hello(Message, tag="hello"):
     cached: tuple[BlobHash, ...] = ()
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     agent_id: AgentId
     report_every_ms: int = REPORT_EVERY_MS
 
@@ -164,7 +164,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepReport, ...] = ()
 
 
-class Report(Message, tag="report"):
+class Report(Message, frozen=True, kw_only=True, tag="report"):
     """One-way, every `report_every_ms`."""
 
     sequence: int
@@ -198,7 +198,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """What the loaded shard is expected to use."""
 
 
-class Prepare(Message, tag="prepare"):
+class Prepare(Message, frozen=True, kw_only=True, tag="prepare"):
     """Fetch, load, warm up and compare golden outputs. -> Prepared; changes nothing that serves."""
 
     service_id: ServiceId
@@ -215,7 +215,7 @@ class ShardReady(msgspec.Struct, frozen=True, kw_only=True):
     fetched_bytes: int
 
 
-class Prepared(Message, tag="prepared"):
+class Prepared(Message, frozen=True, kw_only=True, tag="prepared"):
     shards: tuple[ShardReady, ...]
 
 
@@ -239,20 +239,20 @@ def file_key(model: str, blocks: Span) -> str:
     return f"{model}[{blocks.start}:{blocks.stop}]"
 
 
-class Activate(Message, tag="activate"):
+class Activate(Message, frozen=True, kw_only=True, tag="activate"):
     """Serve new requests by this route. -> Done; refused if the agent holds a newer epoch of the service."""
 
     route: Route
 
 
-class Release(Message, tag="release"):
+class Release(Message, frozen=True, kw_only=True, tag="release"):
     """Unload shards that only epochs of the service below `below_epoch` need. -> Done."""
 
     service_id: ServiceId
     below_epoch: int
 
 
-class ShapeLink(Message, tag="shape-link"):
+class ShapeLink(Message, frozen=True, kw_only=True, tag="shape-link"):
     """Emulated devices only: traffic that this agent sends to `peer` is slowed as given. -> Done.
 
     None for `peer` shapes all links. It is a fault for a device that is not emulated.
@@ -264,7 +264,7 @@ class ShapeLink(Message, tag="shape-link"):
     bandwidth_bytes_per_s: float | None = None
 
 
-class Leave(Message, tag="leave"):
+class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """Finish what runs, take nothing new, then exit. -> Done."""
 
     grace_s: float = 30.0
@@ -273,7 +273,7 @@ class Leave(Message, tag="leave"):
 # --- bulk --------------------------------------------------------------------------------------------------------------
 
 
-class FetchBlob(Message, tag="fetch-blob"):
+class FetchBlob(Message, frozen=True, kw_only=True, tag="fetch-blob"):
     """-> BlobChunk with one uint8 tensor `data`. Resumable: ask again from the offset that was reached."""
 
     sha256: BlobHash
@@ -281,7 +281,7 @@ class FetchBlob(Message, tag="fetch-blob"):
     length: int
 
 
-class BlobChunk(Message, tag="blob-chunk"):
+class BlobChunk(Message, frozen=True, kw_only=True, tag="blob-chunk"):
     total_bytes: int
 
 
@@ -300,7 +300,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
 
 
-class RunChain(Message, tag="run-chain"):
+class RunChain(Message, frozen=True, kw_only=True, tag="run-chain"):
     """Run `hops[0]` here and send the rest on. -> ChainDone with the last hop's outputs.
 
     Tensors that a later hop needs travel along. The first failure anywhere comes back as a Fault, and the caller falls back.
@@ -315,12 +315,12 @@ class RunChain(Message, tag="run-chain"):
     modality: Literal["vision", "speech", "text"] = "vision"
 
 
-class ChainDone(Message, tag="chain-done"):
+class ChainDone(Message, frozen=True, kw_only=True, tag="chain-done"):
     run_ms: tuple[float, ...]
     """Compute time per hop."""
 
 
-class Probe(Message, tag="probe"):
+class Probe(Message, frozen=True, kw_only=True, tag="probe"):
     """-> Done. Sent with a small tensor for the round trip, with a larger one for the bandwidth."""
 
 

@@ -114,8 +114,14 @@ def _stage_faults(planned: StagePlan, stage: OnnxStage, models: dict[ModelName, 
     whole = Span(0, len(model.blocks))
     for lane in planned.lanes:
         if not _tiles([shard.blocks for shard in lane.shards], whole):
-            faults.append(f"a lane of stage {stage.name} does not run each of its {whole.stop} blocks exactly once, in order")
-        wrong = [s for s in lane.shards if s.stage != planned.stage or s.model != planned.model or _share_of(s, planned.axis) != lane.share]
+            faults.append(
+                f"a lane of stage {stage.name} does not run each of its {whole.stop} blocks exactly once, in order"
+            )
+        wrong = [
+            s
+            for s in lane.shards
+            if s.stage != planned.stage or s.model != planned.model or _share_of(s, planned.axis) != lane.share
+        ]
         if wrong:
             faults.append(f"a shard of stage {stage.name} contradicts its lane")
     return faults

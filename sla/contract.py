@@ -25,7 +25,9 @@ def _fraction(value: object) -> object:
             raise ValueError('accepted is a percentage such as "99.95%" or a fraction such as 0.9995')
         return float(match.group(1)) / 100
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 1:
-        raise ValueError(f'did you mean "{value:g}%"? accepted is a percentage with its sign or a fraction between 0 and 1')
+        raise ValueError(
+            f'did you mean "{value:g}%"? accepted is a percentage with its sign or a fraction between 0 and 1'
+        )
     return value
 
 
@@ -70,7 +72,7 @@ class Contract(BaseModel):
         return self.model or self.service_id
 
 
-class _DuplicateKey(ValueError):
+class _DuplicateKeyError(ValueError):
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
@@ -89,14 +91,16 @@ def parse_contract(document: bytes | str) -> Contract:
         )  # fmt: skip
     try:
         data = json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except _DuplicateKey as error:
+    except _DuplicateKeyError as error:
         raise ContractError(
             f"The SLA names {error.key!r} twice; each field is accepted once.", pointer=f"/{_escape(error.key)}",
             found="two values", accepted="one value",
         ) from None  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise ContractError(
-            f"The SLA is not a JSON document: {_shorten(error)}.", found=_shorten(raw.decode(errors="replace")), accepted="a JSON object"
+            f"The SLA is not a JSON document: {_shorten(error)}.",
+            found=_shorten(raw.decode(errors="replace")),
+            accepted="a JSON object",
         ) from None
     return contract_from(data)
 
@@ -117,7 +121,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for key, value in pairs:
         if key in seen:
-            raise _DuplicateKey(key)
+            raise _DuplicateKeyError(key)
         seen[key] = value
     return seen
 
@@ -136,7 +140,10 @@ def _first_fault(error: ValidationError) -> ContractError:
         case "extra_forbidden":
             found, accepted = _shorten(repr(fault["input"])), f"one of {', '.join(Contract.model_fields)}"
             return ContractError(
-                f"The SLA has a field {name!r} that is not known; accepted is {accepted}.", pointer=pointer, found=found, accepted=accepted
+                f"The SLA has a field {name!r} that is not known; accepted is {accepted}.",
+                pointer=pointer,
+                found=found,
+                accepted=accepted,
             )
         case _:
             found = _shorten(repr(fault["input"]))
@@ -169,6 +176,11 @@ def _shorten(value: object, limit: int = 80) -> str:
 def _kind(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}.get(
-        type(value), type(value).__name__
-    )
+    return {
+        list: "a list",
+        str: "a string",
+        int: "a number",
+        float: "a number",
+        bool: "a boolean",
+        type(None): "null",
+    }.get(type(value), type(value).__name__)

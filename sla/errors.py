@@ -1,20 +1,20 @@
 """The one error tree of Tidegate, sorted by what the caller can do.
 
-    TidegateError
-    ├── RetryableError            the same call may succeed later; carries `retry_after_s`
-    │   ├── StoreUnavailableError the outcome of a write is unknown: read again
-    │   ├── AgentLostError        the peer is gone: try another one
-    │   ├── OverloadedError       the queue is full: come back later
-    │   └── DeadlineExceededError there was not enough time left
-    └── PermanentError            the same call will fail again
-        ├── InvalidInputError     a value from outside is wrong; says where, what was found, what is accepted
-        │   ├── ContractError     ... in an SLA document
-        │   └── ModelError        ... in a model or a service
-        ├── NotFoundError         there is no such thing
-        ├── ConflictError         somebody was first: read the current version
-        ├── RefusedError          the caller may not do this (token used up, identity unknown)
-        ├── InfeasibleError       no plan keeps the contract on this fleet
-        └── SettingsError         Tidegate was started with settings that cannot work
+TidegateError
+├── RetryableError            the same call may succeed later; carries `retry_after_s`
+│   ├── StoreUnavailableError the outcome of a write is unknown: read again
+│   ├── AgentLostError        the peer is gone: try another one
+│   ├── OverloadedError       the queue is full: come back later
+│   └── DeadlineExceededError there was not enough time left
+└── PermanentError            the same call will fail again
+    ├── InvalidInputError     a value from outside is wrong; says where, what was found, what is accepted
+    │   ├── ContractError     ... in an SLA document
+    │   └── ModelError        ... in a model or a service
+    ├── NotFoundError         there is no such thing
+    ├── ConflictError         somebody was first: read the current version
+    ├── RefusedError          the caller may not do this (token used up, identity unknown)
+    ├── InfeasibleError       no plan keeps the contract on this fleet
+    └── SettingsError         Tidegate was started with settings that cannot work
 """
 
 from __future__ import annotations
