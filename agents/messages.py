@@ -204,6 +204,8 @@ class Prepare(Message, frozen=True, kw_only=True, tag="prepare"):
     service_id: ServiceId
     epoch: int
     files: tuple[ShardFile, ...]
+    assets: tuple[BlobHash, ...] = ()
+    """Files of the service's Python steps, for agents with an ingress."""
 
 
 class ShardReady(msgspec.Struct, frozen=True, kw_only=True):

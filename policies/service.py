@@ -84,6 +84,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     stages: tuple[Stage, ...]
+    assets: dict[str, BlobHash] = {}
+    """Files that Python steps need (vocabularies, tokenizers) by name; agents with an ingress fetch them by hash."""
 
     def onnx_stages(self) -> tuple[OnnxStage, ...]:
         """The stages that can be sharded, in order."""
