@@ -86,6 +86,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
     assets: dict[str, BlobHash] = {}
     """Files that Python steps need (vocabularies, tokenizers) by name; agents with an ingress fetch them by hash."""
+    sample: BlobHash | None = None
+    """A request with its known answer (tensors `in:NAME` and `out:NAME`): the canary of every new plan."""
 
     def onnx_stages(self) -> tuple[OnnxStage, ...]:
         """The stages that can be sharded, in order."""

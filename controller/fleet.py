@@ -1,0 +1,162 @@
+"""The fleet as it is now: who is enrolled, who is connected, who is suspected or lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from agents.messages import Address, DeviceFacts
+from agents.wire import Connection
+from controller.clock import Clock
+from controller.events import EventLog
+from controller.settings import SuspicionSettings
+from controller.state import AgentRecord
+from controller.telemetry import Telemetry
+from policies.fleet import AgentState, AgentView, Fleet
+from policies.ids import AgentId
+from policies.platforms import PLATFORMS
+
+STALE_MS = float("inf")
+
+
+@dataclass(slots=True)
+class Member:
+    """One enrolled agent. `connection` is its control connection while there is one."""
+
+    record: AgentRecord
+    facts: DeviceFacts
+    state: AgentState = "lost"
+    connection: Connection | None = None
+    address: Address | None = None
+    """Where peers reach it: the claimed address if it answered, else the one that was seen."""
+    cached: frozenset[str] = frozenset()
+    faults: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    enrolled_in_ms: float | None = None
+    up_ms: float = 0.0
+    known_ms: float = 0.0
+
+
+class FleetRegistry:
+    """Members and their states. Owned by the event loop; `look` is the only place where a state changes by silence."""
+
+    def __init__(self, telemetry: Telemetry, clock: Clock, events: EventLog, settings: SuspicionSettings) -> None:
+        self.members: dict[AgentId, Member] = {}
+        self._telemetry = telemetry
+        self._clock = clock
+        self._events = events
+        self._settings = settings
+        self._looked_ms: float | None = None
+
+    def restore(self, records: list[AgentRecord]) -> None:
+        """Members known from the store; each is lost until it says hello."""
+        for record in records:
+            if not record.revoked:
+                self.members[record.id] = Member(record=record, facts=record.facts)
+
+    def admit(self, record: AgentRecord) -> Member:
+        """A newly enrolled (or re-enrolled) agent."""
+        member = self.members.get(record.id) or Member(record=record, facts=record.facts)
+        member.record = record
+        member.facts = record.facts
+        self.members[record.id] = member
+        return member
+
+    def connected(self, agent: AgentId, connection: Connection, facts: DeviceFacts, address: Address) -> None:
+        """The agent said hello on a fresh control connection."""
+        member = self.members[agent]
+        member.connection = connection
+        member.facts = facts
+        member.address = address
+        if member.state != "draining":
+            member.state = "live"
+        self._telemetry.heard(agent, self._clock.now_ms())
+        self._events.add("agent-live", f"{agent} ({facts.platform}, {facts.evidence}) is live.", agent=agent)
+
+    def disconnected(self, agent: AgentId, connection: Connection) -> None:
+        """A control connection closed; it counts only if it is the newest one."""
+        member = self.members.get(agent)
+        if member is not None and member.connection is connection:
+            member.connection = None
+            self._telemetry.closed(agent, self._clock.now_ms())
+
+    def drain(self, agent: AgentId) -> None:
+        """Give the agent no work from now on."""
+        self.members[agent].state = "draining"
+        self._events.add("agent-draining", f"{agent} is being drained.", agent=agent)
+
+    def look(self) -> list[AgentId]:
+        """Update states by silence; the agents that became lost just now."""
+        now_ms = self._clock.now_ms()
+        elapsed_ms = now_ms - (self._looked_ms if self._looked_ms is not None else now_ms)
+        self._looked_ms = now_ms
+        suspicion = self._telemetry.suspicion(now_ms)
+        lost = []
+        for agent, member in self.members.items():
+            member.known_ms += elapsed_ms
+            if member.state == "lost":
+                continue
+            member.up_ms += elapsed_ms
+            if self._is_lost(agent, member, suspicion.get(agent, 0.0), now_ms):
+                member.state = "lost"
+                lost.append(agent)
+                self._events.add("agent-lost", f"{agent} is lost.", agent=agent)
+            elif member.state == "live" and suspicion.get(agent, 0.0) >= self._settings.suspect_phi:
+                member.state = "suspect"
+                self._events.add("agent-suspect", f"{agent} is late with its reports.", agent=agent)
+            elif member.state == "suspect" and suspicion.get(agent, 0.0) < self._settings.suspect_phi:
+                member.state = "live"
+        return lost
+
+    def _is_lost(self, agent: AgentId, member: Member, suspicion: float, now_ms: float) -> bool:
+        if member.connection is None:
+            # A broken connection that a peer confirms is a dead process; one that nobody confirms may be our own link.
+            silent_ms = now_ms - self._telemetry.agents.get(agent, "closed_ms")
+            confirmed = self._telemetry.broken_towards(agent, now_ms)
+            return confirmed or silent_ms >= self._settings.reconnect_grace_ms
+        return suspicion >= self._settings.lost_phi
+
+    def connection(self, agent: AgentId) -> Connection | None:
+        """The control connection, if there is one that is open."""
+        member = self.members.get(agent)
+        return member.connection if member else None
+
+    def addresses(self) -> dict[AgentId, Address]:
+        """Where peers reach each connected agent."""
+        return {agent: member.address for agent, member in self.members.items() if member.address is not None}
+
+    def view(self) -> Fleet:
+        """The fleet as policies see it."""
+        now_ms = self._clock.now_ms()
+        agents = {agent: self._agent_view(agent, member, now_ms) for agent, member in self.members.items()}
+        links = {
+            key: link for key, link in self._telemetry.link_views(now_ms).items() if link.src in agents and link.dst in agents
+        }
+        return Fleet(agents=agents, links=links)
+
+    def _agent_view(self, agent: AgentId, member: Member, now_ms: float) -> AgentView:
+        facts = member.facts
+        table = self._telemetry.agents
+        heard = agent in table
+        age_ms = now_ms - table.get(agent, "seen_ms") if heard else STALE_MS
+        cpu = table.get(agent, "cpu") if heard else 0.0
+        # A Beta(99, 1) prior keeps a newcomer from looking either perfect or hopeless; one unit is ten minutes.
+        unit_ms = 600_000.0
+        availability = (99 * unit_ms + member.up_ms) / (100 * unit_ms + member.known_ms)
+        return AgentView(
+            id=agent,
+            platform=facts.platform,
+            evidence=facts.evidence,
+            zone=facts.zone,
+            is_cloud=facts.is_cloud,
+            state=member.state,
+            host=member.address.host if member.address else "",
+            port=member.address.port if member.address else 0,
+            ingress_port=facts.ingress_port,
+            slowdown=facts.slowdown,
+            memory_budget_bytes=facts.memory_budget_bytes,
+            cpu_saturation=cpu if cpu == cpu else 0.0,
+            availability=availability,
+            power_w=PLATFORMS[facts.platform].power_w if facts.platform in PLATFORMS else 10.0,
+            age_ms=age_ms,
+            warmed=member.cached,
+        )

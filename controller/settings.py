@@ -1,0 +1,109 @@
+"""Settings of the centre: small frozen groups, read once by the command line."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sla.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorSettings:
+    """Where the centre listens."""
+
+    host: str = "127.0.0.1"
+    api_port: int = 8080
+    """Dashboard, HTTP API and Open Inference Protocol; HTTPS and keys unless the host is loopback."""
+    agent_port: int = 7443
+    """Agents dial this; always mutual TLS after enrollment."""
+    advertise: str | None = None
+    """Name or address that agents should dial; default: the host."""
+
+    def __post_init__(self) -> None:
+        for name in ("api_port", "agent_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SettingsError(f"{name}={getattr(self, name)} is not a port; accepted is 0 to 65535.")
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if nobody but this machine can reach the doors."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspicionSettings:
+    """When a silent agent is suspected, and when it is given up (see `controller.suspicion`)."""
+
+    suspect_phi: float = 3.0
+    """Suspicion at which an agent gets no new work; the chance of a mistake is 10**-phi."""
+    lost_phi: float = 12.0
+    """Suspicion at which its shards are placed elsewhere."""
+    reconnect_grace_ms: float = 1_000.0
+    """An agent whose control connection broke has this long to come back before it is lost."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.suspect_phi < self.lost_phi:
+            raise SettingsError("suspect_phi must lie between 0 and lost_phi.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How often the loop looks, and how a plan is rolled out."""
+
+    look_every_ms: float = 1_000.0
+    prepare_timeout_s: float = 90.0
+    """Fetch, load, warm up and golden comparison of all shards of a plan."""
+    canary_deadline_ms: float = 15_000.0
+    release_after_s: float = 20.0
+    """Shards of the previous plan stay loaded this long, for requests that are still on their way."""
+    save_windows_every_s: float = 5.0
+    """SLI counters are written to the store this often; what is newer is lost with the controller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudSettings:
+    """The Ray side."""
+
+    ray: str = "local"
+    """`local` starts a small Ray here, `none` does without a cloud, anything else is the address of a cluster."""
+    num_cpus: float = 1.0
+    agents: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmSettings:
+    """The model in the control loop; without `base_url` the solver decides alone."""
+
+    base_url: str | None = None
+    model: str = "default"
+    api_key: str | None = None
+    deadline_s: float = 10.0
+    max_output_tokens: int = 400
+    min_interval_s: float = 20.0
+    """At most one question per service in this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """Everything that `tidegate controller` can be told."""
+
+    directory: Path
+    """State that must survive: certificate authority, embedded store, shard files."""
+    cache: Path
+    """Downloaded packages; may be deleted at any time."""
+    store_url: str | None = None
+    """redis:// or unix:// address of the operator's store; None starts an embedded one."""
+    admin_key: str | None = None
+    """Key of the first operator; None makes one and keeps it in `directory/admin.key`."""
+    door: DoorSettings = field(default_factory=DoorSettings)
+    suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    cloud: CloudSettings = field(default_factory=CloudSettings)
+    llm: LlmSettings = field(default_factory=LlmSettings)

@@ -1,0 +1,283 @@
+"""Telemetry in columns: one row per agent or link, each number with the time it was received.
+
+The receiver's clock decides: agents' clocks may be years off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.messages import REPORT_EVERY_MS, PeerReport, Report, ServiceReport, ShardReport
+from controller.suspicion import fold_delay, phi
+from policies.fleet import LinkView, link_key
+from policies.ids import AgentId, ServiceId
+from policies.snapshot import StageMeasure, measure_key
+from sla.sketch import LatencySketch
+
+Floats = NDArray[np.float64]
+
+MEASURE_WINDOW_MS = 30_000.0
+"""Shard times older than this no longer describe the present."""
+EPOCHS_KEPT = 64
+"""Latency sketches per service are kept for this many of the newest epochs."""
+
+_AGENT_COLUMNS = (
+    "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "memory_free_bytes", "loaded_bytes", "queue_depth",
+    "temperature_c", "closed_ms",
+)  # fmt: skip
+_LINK_COLUMNS = ("seen_ms", "rtt_ms", "jitter_ms", "bandwidth_bytes_per_s", "broken")
+
+
+class Table:
+    """Rows by key over equally long float columns; rows are added, found and removed in constant time."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = {name: np.full(64, np.nan) for name in columns}
+        self._row: dict[str, int] = {}
+        self._keys: list[str] = []
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._row
+
+    def keys(self) -> tuple[str, ...]:
+        """Keys in row order."""
+        return tuple(self._keys)
+
+    def put(self, key: str, **values: float) -> None:
+        """Set some columns of a row, adding the row (NaN elsewhere) if it is new."""
+        row = self._row.get(key)
+        if row is None:
+            row = len(self._keys)
+            self._row[key] = row
+            self._keys.append(key)
+            if row == len(next(iter(self._columns.values()))):
+                self._columns = {n: np.concatenate([c, np.full(len(c), np.nan)]) for n, c in self._columns.items()}
+        for name, value in values.items():
+            self._columns[name][row] = value
+
+    def get(self, key: str, column: str) -> float:
+        """One number; NaN when it was never reported."""
+        return float(self._columns[column][self._row[key]])
+
+    def column(self, name: str) -> Floats:
+        """A view of one column, in row order."""
+        return self._columns[name][: len(self._keys)]
+
+    def remove(self, key: str) -> None:
+        """Forget a row (the last row takes its place)."""
+        row = self._row.pop(key, None)
+        if row is None:
+            return
+        last = self._keys.pop()
+        for column in self._columns.values():
+            if last != key:
+                column[row] = column[len(self._keys)]
+            column[len(self._keys)] = np.nan
+        if last != key:
+            self._keys[row] = last
+            self._row[last] = row
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Shard runs of the newest window as (received_ms, count, sum_ms, sum_sq_ms, items)."""
+
+    entries: deque[tuple[float, int, float, float, int]] = field(default_factory=lambda: deque(maxlen=128))
+    provider: str = ""
+
+    def measure(self, now_ms: float) -> StageMeasure | None:
+        fresh = [entry for entry in self.entries if now_ms - entry[0] <= MEASURE_WINDOW_MS]
+        count = sum(entry[1] for entry in fresh)
+        if count == 0:
+            return None
+        mean = sum(entry[2] for entry in fresh) / count
+        square = sum(entry[3] for entry in fresh) / count
+        return StageMeasure(
+            count=count,
+            mean_ms=mean,
+            std_ms=max(0.0, square - mean * mean) ** 0.5,
+            items=sum(entry[4] for entry in fresh) / count,
+            age_ms=now_ms - fresh[-1][0],
+        )
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Requests of one service: arrivals of the newest window, where they came in, and a sketch per plan epoch."""
+
+    arrivals: deque[tuple[float, AgentId, int]] = field(default_factory=lambda: deque(maxlen=1024))
+    per_epoch: dict[int, LatencySketch] = field(default_factory=dict)
+    fell_back: int = 0
+
+
+class Telemetry:
+    """What agents reported, newest first in mind. Not thread-safe: owned by the event loop."""
+
+    def __init__(self) -> None:
+        self.agents = Table(_AGENT_COLUMNS)
+        self.links = Table(_LINK_COLUMNS)
+        self._runs: dict[ServiceId, dict[str, _Runs]] = {}
+        self._traffic: dict[ServiceId, _Traffic] = {}
+        self.dropped = 0
+        """Numbers that were out of bounds and not taken."""
+
+    def fold(self, agent: AgentId, report: Report, now_ms: float) -> None:
+        """Take one report; numbers out of bounds are dropped and counted, never propagated."""
+        self._fold_arrival(agent, now_ms)
+        self.agents.put(
+            agent,
+            cpu=self._bounded(report.cpu_saturation, 0.0, 1.0),
+            memory_free_bytes=self._bounded(report.memory_free_bytes, 0.0, 1e15),
+            loaded_bytes=self._bounded(report.loaded_bytes, 0.0, 1e15),
+            queue_depth=self._bounded(report.queue_depth, 0.0, 1e6),
+            temperature_c=self._bounded(report.temperature_c, -60.0, 200.0),
+        )
+        for peer in report.peers:
+            self._fold_link(agent, peer, now_ms)
+        for service in report.services:
+            self._fold_service(agent, service, now_ms)
+
+    def heard(self, agent: AgentId, now_ms: float) -> None:
+        """The agent said hello: it is reachable now, whatever it was before."""
+        self.agents.put(
+            agent, seen_ms=now_ms, closed_ms=np.nan, delay_mean_ms=REPORT_EVERY_MS, delay_var_ms2=REPORT_EVERY_MS**2 / 4
+        )
+
+    def closed(self, agent: AgentId, now_ms: float) -> None:
+        """Its control connection broke."""
+        if agent in self.agents:
+            self.agents.put(agent, closed_ms=now_ms)
+
+    def forget(self, agent: AgentId) -> None:
+        """Drop an agent and its links."""
+        self.agents.remove(agent)
+        for key in self.links.keys():
+            if agent in key.split(">"):
+                self.links.remove(key)
+
+    def suspicion(self, now_ms: float) -> dict[AgentId, float]:
+        """phi of every agent, computed over the columns at once."""
+        silence = now_ms - self.agents.column("seen_ms")
+        values = phi(silence, self.agents.column("delay_mean_ms"), np.sqrt(self.agents.column("delay_var_ms2")))
+        return {AgentId(key): float(value) for key, value in zip(self.agents.keys(), values, strict=True)}
+
+    def broken_towards(self, agent: AgentId, now_ms: float) -> bool:
+        """True if some peer reported in the last seconds that it can no longer reach the agent."""
+        return any(
+            key.endswith(f">{agent}")
+            and self.links.get(key, "broken") == 1.0
+            and now_ms - self.links.get(key, "seen_ms") < 5_000
+            for key in self.links.keys()
+        )
+
+    def link_views(self, now_ms: float) -> dict[str, LinkView]:
+        """All links whose round trip was measured."""
+        views = {}
+        for key in self.links.keys():
+            rtt = self.links.get(key, "rtt_ms")
+            if np.isnan(rtt):
+                continue
+            src, dst = key.split(">")
+            views[key] = LinkView(
+                src=AgentId(src),
+                dst=AgentId(dst),
+                rtt_ms=rtt,
+                jitter_ms=self._or(self.links.get(key, "jitter_ms"), 0.0),
+                bandwidth_bytes_per_s=self._or(self.links.get(key, "bandwidth_bytes_per_s"), 60e6),
+                age_ms=now_ms - self.links.get(key, "seen_ms"),
+            )
+        return views
+
+    def measures(self, service: ServiceId, now_ms: float) -> dict[str, StageMeasure]:
+        """What was measured of a service's shards and steps, by `measure_key`."""
+        found = {key: runs.measure(now_ms) for key, runs in self._runs.get(service, {}).items()}
+        return {key: measure for key, measure in found.items() if measure is not None}
+
+    def provider(self, service: ServiceId, key: str) -> str:
+        """The execution provider that really ran a shard, '' when unknown."""
+        runs = self._runs.get(service, {}).get(key)
+        return runs.provider if runs else ""
+
+    def offered_rps(self, service: ServiceId, now_ms: float, window_ms: float = 15_000.0) -> float:
+        """Requests per second that ended in the newest window, over all ingresses."""
+        traffic = self._traffic.get(service)
+        if traffic is None:
+            return 0.0
+        return sum(n for at, _, n in traffic.arrivals if now_ms - at <= window_ms) / (window_ms / 1000)
+
+    def entry(self, service: ServiceId, now_ms: float, window_ms: float = 30_000.0) -> AgentId | None:
+        """The agent at which most requests of the newest window came in."""
+        traffic = self._traffic.get(service)
+        counts: dict[AgentId, int] = {}
+        for at, agent, n in traffic.arrivals if traffic else ():
+            if now_ms - at <= window_ms:
+                counts[agent] = counts.get(agent, 0) + n
+        return max(counts, key=lambda agent: counts[agent]) if counts else None
+
+    def epoch_sketch(self, service: ServiceId, epoch: int) -> LatencySketch | None:
+        """Latencies of the requests that ran under one plan."""
+        traffic = self._traffic.get(service)
+        return traffic.per_epoch.get(epoch) if traffic else None
+
+    def fell_back(self, service: ServiceId) -> int:
+        """Requests that needed a fallback, ever."""
+        traffic = self._traffic.get(service)
+        return traffic.fell_back if traffic else 0
+
+    def _fold_arrival(self, agent: AgentId, now_ms: float) -> None:
+        if agent not in self.agents:
+            self.heard(agent, now_ms)
+        mean, var = fold_delay(
+            self.agents.get(agent, "delay_mean_ms"),
+            self.agents.get(agent, "delay_var_ms2"),
+            now_ms - self.agents.get(agent, "seen_ms"),
+        )
+        self.agents.put(agent, seen_ms=now_ms, delay_mean_ms=mean, delay_var_ms2=var)
+
+    def _fold_link(self, agent: AgentId, peer: PeerReport, now_ms: float) -> None:
+        self.links.put(link_key(agent, peer.peer), seen_ms=now_ms, broken=float(peer.broken))
+        if not peer.broken:
+            self.links.put(
+                link_key(agent, peer.peer),
+                rtt_ms=self._bounded(peer.rtt_ms, 0.0, 1e5),
+                jitter_ms=self._bounded(peer.jitter_ms, 0.0, 1e5),
+                bandwidth_bytes_per_s=self._bounded(peer.bandwidth_bytes_per_s, 1.0, 1e12),
+            )
+
+    def _fold_service(self, agent: AgentId, report: ServiceReport, now_ms: float) -> None:
+        traffic = self._traffic.setdefault(report.service_id, _Traffic())
+        if report.ok or report.failed:
+            traffic.arrivals.append((now_ms, agent, report.ok + report.failed))
+            traffic.fell_back += report.fell_back
+            sketch = traffic.per_epoch.setdefault(report.epoch, LatencySketch())
+            sketch.add_buckets(report.latency_buckets)
+            while len(traffic.per_epoch) > EPOCHS_KEPT:
+                traffic.per_epoch.pop(min(traffic.per_epoch))
+        runs = self._runs.setdefault(report.service_id, {})
+        for shard in report.shards:
+            self._fold_runs(runs, agent, shard, now_ms)
+        for step in report.steps:
+            entry = runs.setdefault(measure_key(step.stage, agent, 0, 0), _Runs())
+            entry.entries.append((now_ms, step.count, step.sum_ms, step.sum_ms**2 / max(1, step.count), step.count))
+
+    def _fold_runs(self, runs: dict[str, _Runs], agent: AgentId, shard: ShardReport, now_ms: float) -> None:
+        key = measure_key(shard.stage, agent, shard.blocks.start, shard.blocks.stop)
+        entry = runs.setdefault(key, _Runs())
+        entry.entries.append((now_ms, shard.count, shard.sum_ms, shard.sum_sq_ms, shard.items))
+        entry.provider = shard.provider
+
+    def _bounded(self, value: float | None, low: float, high: float) -> float:
+        if value is None:
+            return float("nan")
+        if not low <= value <= high:
+            self.dropped += 1
+            return float("nan")
+        return float(value)
+
+    @staticmethod
+    def _or(value: float, default: float) -> float:
+        return default if np.isnan(value) else value
