@@ -1,0 +1,287 @@
+"""The HTTP API: a thin translation between requests and the controller's operations."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
+from controller.core import Controller
+from controller.metrics import render_metrics
+from controller.problems import plain_problem, problem
+from controller.views import (
+    Admission,
+    AgentOut,
+    Applied,
+    DecisionOut,
+    EventOut,
+    LinkShapeIn,
+    ModelOut,
+    PlanOut,
+    ServiceOut,
+    SlaOut,
+    StatusOut,
+    TokenIn,
+    TokenOut,
+)
+from sla.errors import InvalidInputError, TidegateError
+
+log = logging.getLogger(__name__)
+
+MAX_MODEL_BYTES = 2 << 30
+MAX_SLA_BYTES = 64 * 1024
+_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+
+
+def create_api(controller: Controller, keys: Keys | None) -> FastAPI:
+    """The application. `keys` None: loopback only, no key needed, but no web page of another site may call."""
+    app = FastAPI(
+        title="Tidegate", version=controller.version, description="SLAs, agents, plans and decisions of one Tidegate.",
+        docs_url="/docs", redoc_url=None,
+    )  # fmt: skip
+    app.include_router(_routes(controller))
+
+    @app.exception_handler(TidegateError)
+    async def _tidegate_error(request: Request, error: TidegateError) -> Response:
+        status, document, headers = problem(error)
+        return _problem_response(status, document, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation_error(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        pointer = "/" + "/".join(str(part) for part in first["loc"][1:])
+        wrong = InvalidInputError(
+            f"The field {pointer} is wrong: {first['msg']}.", pointer=pointer, found=str(first.get("input"))[:80], accepted=first["msg"]
+        )
+        return _problem_response(*problem(wrong))
+
+    @app.exception_handler(HTTPException)
+    async def _http_error(request: Request, error: HTTPException) -> Response:
+        return _problem_response(
+            error.status_code, plain_problem(error.status_code, "http", "HTTP error", str(error.detail)), {}
+        )
+
+    @app.middleware("http")
+    async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        refusal = _refusal(request, keys)
+        return refusal if refusal is not None else await call_next(request)
+
+    return app
+
+
+def _refusal(request: Request, keys: Keys | None) -> Response | None:
+    """Why this request may not pass, None if it may."""
+    host = request.headers.get("host", "")
+    if request.method not in ("GET", "HEAD") and is_foreign_page(host, request.headers.get("origin")):
+        return _problem_response(403, plain_problem(403, "foreign-page", "Refused", "A page of another site may not call this API."), {})
+    if keys is None:
+        if is_loopback_name(host):
+            return None
+        return _problem_response(403, plain_problem(403, "foreign-host", "Refused", "Without keys only loopback names are served."), {})
+    if request.url.path in _OPEN_PATHS:
+        return None
+    key = request.headers.get("authorization", "").removeprefix("Bearer ").strip() or request.cookies.get("tidegate_key", "")
+    role = keys.role_of(key) if key else None
+    needed = Role.VIEWER if request.method in ("GET", "HEAD") else Role.OPERATOR
+    if role is None:
+        if _wants_page(request):
+            return None  # The dashboard shows its own sign-in; its data comes through this API with the key.
+        return _problem_response(
+            401, plain_problem(401, "no-key", "No key", "Send an API key: Authorization: Bearer KEY."), {"WWW-Authenticate": "Bearer"}
+        )
+    if role < needed:
+        return _problem_response(403, plain_problem(403, "role", "Refused", f"This key is for a {role.name.lower()}."), {})
+    return None
+
+
+def _wants_page(request: Request) -> bool:
+    return not request.url.path.startswith(("/v1", "/v2", "/metrics", "/docs", "/openapi.json"))
+
+
+def _problem_response(status: int, document: dict[str, Any], headers: dict[str, str]) -> Response:
+    return JSONResponse(document, status_code=status, headers=headers, media_type="application/problem+json")
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The request's body. Raises InvalidInputError as soon as it is longer than `limit` bytes."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise InvalidInputError(f"The body has more than {limit} bytes.", found=f"over {limit} bytes", accepted=f"at most {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _if_match(request: Request) -> int | None:
+    """The version in an If-Match header, None without one. Raises InvalidInputError."""
+    header = request.headers.get("if-match")
+    if header is None:
+        return None
+    try:
+        return int(header.strip().strip('"'))
+    except ValueError:
+        raise InvalidInputError(
+            f"If-Match must be a version number, not {header[:40]!r}.", found=header[:40], accepted="a version number"
+        ) from None
+
+
+def _routes(controller: Controller) -> APIRouter:
+    router = APIRouter()
+    _health(router, controller)
+    _slas(router, controller)
+    _fleet(router, controller)
+    _plans(router, controller)
+    _models(router, controller)
+    return router
+
+
+def _health(router: APIRouter, controller: Controller) -> None:
+    @router.get("/healthz", tags=["health"])
+    async def healthz() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @router.get("/readyz", tags=["health"])
+    async def readyz() -> Response:
+        """The store answers and the agents' door is open."""
+        ready = await controller.ready()
+        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+
+    @router.get("/v1/status", tags=["health"])
+    async def status() -> StatusOut:
+        return await controller.status()
+
+    @router.get("/v1/events", tags=["health"])
+    async def events(limit: int = Query(default=200, ge=1, le=1000)) -> list[EventOut]:
+        """What happened, newest last."""
+        return controller.recent_events(limit)
+
+    @router.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Prometheus text format."""
+        return PlainTextResponse(await render_metrics(controller), media_type="text/plain; version=0.0.4")
+
+
+def _slas(router: APIRouter, controller: Controller) -> None:
+    @router.post("/v1/slas", tags=["slas"], status_code=201)
+    async def apply_sla(request: Request) -> Response:
+        """Submit a contract. Idempotent by `service_id`; send If-Match with the version you edited."""
+        applied = await controller.apply_contract(await _body(request, MAX_SLA_BYTES + 1), _if_match(request))
+        return _versioned(applied, 201 if applied.created else 200)
+
+    @router.post("/v1/slas:preview", tags=["slas"])
+    async def preview_sla(request: Request) -> Admission:
+        """Could this contract be kept? Changes nothing."""
+        return await controller.preview(await _body(request, MAX_SLA_BYTES + 1))
+
+    @router.get("/v1/slas", tags=["slas"])
+    async def slas() -> list[SlaOut]:
+        return controller.slas()
+
+    @router.get("/v1/slas/{service_id}", tags=["slas"])
+    async def sla(service_id: str) -> SlaOut:
+        return controller.sla(service_id)
+
+    @router.get("/v1/slas/{service_id}/status", tags=["slas"])
+    async def sla_status(service_id: str) -> SlaOut:
+        return controller.sla(service_id)
+
+    @router.delete("/v1/slas/{service_id}", tags=["slas"], status_code=204)
+    async def delete_sla(service_id: str, request: Request) -> Response:
+        await controller.delete_contract(service_id, _if_match(request))
+        return Response(status_code=204)
+
+
+def _versioned(applied: Applied, status: int) -> Response:
+    return JSONResponse(applied.model_dump(), status_code=status, headers={"ETag": f'"{applied.version}"'})
+
+
+def _fleet(router: APIRouter, controller: Controller) -> None:
+    @router.get("/v1/agents", tags=["agents"])
+    async def agents() -> list[AgentOut]:
+        return controller.agents()
+
+    @router.post("/v1/agents/{agent_id}:drain", tags=["agents"])
+    async def drain(agent_id: str) -> dict[str, str]:
+        """Move the agent's shards elsewhere and give it no new ones."""
+        await controller.drain(agent_id)
+        return {"agent": agent_id, "state": "draining"}
+
+    @router.delete("/v1/agents/{agent_id}", tags=["agents"], status_code=204)
+    async def remove(agent_id: str) -> Response:
+        """Revoke the agent's identity; it must enroll anew to come back."""
+        await controller.revoke(agent_id)
+        return Response(status_code=204)
+
+    @router.post("/v1/tokens", tags=["agents"], status_code=201)
+    async def create_token(body: TokenIn) -> TokenOut:
+        """A join token; it is shown once."""
+        return await controller.create_token(body)
+
+    @router.post("/v1/links:shape", tags=["agents"])
+    async def shape_link(body: LinkShapeIn) -> dict[str, str]:
+        """Make trouble: slow a link between emulated devices."""
+        await controller.shape_link(body)
+        return {"status": "shaped"}
+
+
+def _plans(router: APIRouter, controller: Controller) -> None:
+    @router.get("/v1/plans", tags=["plans"])
+    async def plans(service_id: str | None = None, limit: int = Query(default=50, ge=1, le=200)) -> list[PlanOut]:
+        """Plans that were decided, newest last."""
+        return await controller.plans(service_id, limit)
+
+    @router.get("/v1/decisions", tags=["plans"])
+    async def decisions(service_id: str | None = None, limit: int = Query(default=50, ge=1, le=500)) -> list[DecisionOut]:
+        """Decisions with their reasons, newest last."""
+        return await controller.decisions(service_id, limit)
+
+    @router.post("/v1/plans/{service_id}:rollback", tags=["plans"])
+    async def rollback(service_id: str) -> dict[str, Any]:
+        """Go back to the last plan that ran well before this one, and pin it."""
+        return {"service_id": service_id, "epoch": await controller.rollback(service_id)}
+
+    @router.post("/v1/plans/{service_id}:pin", tags=["plans"])
+    async def pin(service_id: str) -> dict[str, Any]:
+        """Keep the running plan; only the loss of a device moves it."""
+        await controller.pin(service_id, True)
+        return {"service_id": service_id, "pinned": True}
+
+    @router.post("/v1/plans/{service_id}:unpin", tags=["plans"])
+    async def unpin(service_id: str) -> dict[str, Any]:
+        await controller.pin(service_id, False)
+        return {"service_id": service_id, "pinned": False}
+
+
+def _models(router: APIRouter, controller: Controller) -> None:
+    @router.get("/v1/models", tags=["models"])
+    async def models() -> list[ModelOut]:
+        return controller.models()
+
+    @router.put("/v1/models/{name}", tags=["models"], status_code=201)
+    async def add_model(name: str, request: Request) -> ModelOut:
+        """Register an ONNX file (the body): cut, prove, profile, and serve it as a service of the same name."""
+        return await controller.add_model(name, await _body(request, MAX_MODEL_BYTES))
+
+    @router.get("/v1/services", tags=["models"])
+    async def services() -> list[ServiceOut]:
+        return controller.service_list()
+
+    @router.post("/v1/services", tags=["models"], status_code=201)
+    async def add_service(request: Request) -> ServiceOut:
+        """Register a service that comes with Tidegate: {"builtin": "document-reader"}."""
+        body = await _body(request, MAX_SLA_BYTES)
+        try:
+            wanted = json.loads(body)
+            name = wanted["builtin"]
+        except (ValueError, KeyError, TypeError):
+            raise InvalidInputError('Send {"builtin": NAME}.', accepted='{"builtin": "document-reader"}') from None
+        return await controller.add_builtin_service(str(name))

@@ -1,0 +1,254 @@
+"""The command line. Heavy imports happen inside the command that needs them, so that an agent needs only its own few."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from sla.errors import TidegateError
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0 done, 1 a promise did not hold, 2 one sentence on stderr says what is wrong."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments) or 0)
+    except TidegateError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"tidegate: this needs {error.name}; install it with: pip install 'tidegate[controller]'", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="tidegate", description="Keeps the latency promises of multimodal inference spread over edge NPUs and the cloud."
+    )
+    parser.add_argument("--url", default=os.environ.get("TIDEGATE_URL", DEFAULT_URL), help="the controller (TIDEGATE_URL)")
+    parser.add_argument("--key", default=os.environ.get("TIDEGATE_KEY"), help="API key (TIDEGATE_KEY); not needed on loopback")
+    parser.add_argument("--ca-file", default=os.environ.get("TIDEGATE_CA_FILE"), help="CA certificate of the controller, for https")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _stack_commands(commands)
+    _agent_commands(commands)
+    _sla_commands(commands)
+    _model_commands(commands)
+    _plan_commands(commands)
+    return parser
+
+
+def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser("demo", help="run the main job on this machine, and report what held")
+    _stack_options(demo)
+    demo.add_argument("--seconds", type=_at_least(20), default=60, help="how long requests are sent (default 60)")
+    demo.add_argument("--report", metavar="FILE.json", help="write the report there")
+    demo.add_argument("--keep", action="store_true", help="leave everything running afterwards, until Ctrl-C")
+    demo.set_defaults(run=_demo)
+
+    up = commands.add_parser("up", help="the same stack without the script, left running")
+    _stack_options(up)
+    up.set_defaults(run=_up)
+
+    controller = commands.add_parser("controller", help="the controller alone (production)")
+    controller.add_argument("--host", default="127.0.0.1", help="HTTPS and API keys unless this is loopback")
+    controller.add_argument("--port", type=_port, default=8080, help="dashboard, API and inference")
+    controller.add_argument("--agent-port", type=_port, default=7443, help="agents dial this")
+    controller.add_argument("--advertise", help="name or address that agents should dial")
+    controller.add_argument("--dir", default=_state_dir(), help="state that must survive")
+    controller.add_argument("--cache", default=_cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
+    controller.add_argument("--store", help="redis:// address; default: an embedded Valkey in --dir")
+    controller.add_argument("--ray", default="local", help="local, none, or the address of a Ray cluster")
+    controller.add_argument("--llm-base-url", help="any OpenAI-compatible endpoint; without it the solver decides alone")
+    controller.add_argument("--llm-model", default="default")
+    controller.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING"))
+    controller.set_defaults(run=_controller)
+
+
+def _stack_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", help="state directory (default: a new temporary one)")
+    parser.add_argument("--cache", default=_cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
+    parser.add_argument("--port", type=_port, default=8080, help="dashboard and API")
+    parser.add_argument("--agent-port", type=_port, default=7443, help="agents dial this")
+    parser.add_argument("--ray", default="local", help="local, none, or the address of a Ray cluster")
+    parser.add_argument("--llm-base-url", help="any OpenAI-compatible endpoint; without it the solver decides alone")
+    parser.add_argument("--llm-model", default="default")
+
+
+def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    agent = commands.add_parser("agent", help="enroll this device, or look after enrolled ones")
+    actions = agent.add_subparsers(required=True, metavar="ACTION")
+    join = actions.add_parser("join", help="enroll this device and serve")
+    join.add_argument("controller", metavar="URL", help="the controller's agent door, e.g. tidegate://controller:7443")
+    token = join.add_mutually_exclusive_group()
+    token.add_argument("--token", help="join token (tidegate token create); not needed once enrolled")
+    token.add_argument("--token-file", help="file that holds the join token")
+    join.add_argument("--ca-fingerprint", required=True, help="sha256 of the controller's CA certificate; comes with the token")
+    join.add_argument("--platform", default="x86", help="rk3588, ascend310p, imx93, x86, ...")
+    join.add_argument("--emulate", action="store_true", help="let this machine's CPU play the platform; labelled as emulated")
+    join.add_argument("--dir", default=os.path.join(_state_dir(), "agent"), help="keys, certificate and shard cache")
+    join.add_argument("--host", help="address that peers can reach")
+    join.add_argument("--peer-port", type=_port, default=0)
+    join.add_argument("--ingress-port", type=_port, default=0)
+    join.add_argument("--zone", default="default")
+    join.set_defaults(run=_agent_join)
+    listing = actions.add_parser("list", help="enrolled agents")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(run=_call("agent_list"))
+    drain = actions.add_parser("drain", help="move an agent's shards elsewhere")
+    drain.add_argument("id")
+    drain.set_defaults(run=_call("agent_drain"))
+    remove = actions.add_parser("remove", help="revoke an agent's identity")
+    remove.add_argument("id")
+    remove.set_defaults(run=_call("agent_remove"))
+
+    token_command = commands.add_parser("token", help="join tokens")
+    token_actions = token_command.add_subparsers(required=True, metavar="ACTION")
+    create = token_actions.add_parser("create", help="make one; it is shown once")
+    create.add_argument("--uses", type=_at_least(1), default=1)
+    create.add_argument("--ttl", type=_at_least(1), default=3600, metavar="SECONDS")
+    create.add_argument("--note", default="")
+    create.add_argument("--json", action="store_true")
+    create.set_defaults(run=_call("token_create"))
+
+
+def _sla_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sla = commands.add_parser("sla", help="contracts")
+    actions = sla.add_subparsers(required=True, metavar="ACTION")
+    for name, text in (("apply", "submit a contract"), ("preview", "could it be kept? changes nothing"), ("validate", "check a file without a controller")):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("file", metavar="FILE")
+        action.add_argument("--json", action="store_true")
+        if name == "apply":
+            action.add_argument("--if-version", type=int, help="refuse if somebody changed it since this version")
+        action.set_defaults(run=_call(f"sla_{name}"))
+    status = actions.add_parser("status", help="what is promised and what is kept")
+    status.add_argument("id", nargs="?")
+    status.add_argument("--json", action="store_true")
+    status.set_defaults(run=_call("sla_status"))
+    delete = actions.add_parser("delete", help="withdraw a contract")
+    delete.add_argument("id")
+    delete.set_defaults(run=_call("sla_delete"))
+
+
+def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    model = commands.add_parser("model", help="ONNX models")
+    actions = model.add_subparsers(required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="register an ONNX file: cut, prove, profile")
+    add.add_argument("name")
+    add.add_argument("file", metavar="FILE.onnx")
+    add.set_defaults(run=_call("model_add"))
+    listing = actions.add_parser("list", help="registered models")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(run=_call("model_list"))
+    show = actions.add_parser("show", help="a model's blocks and what they cost")
+    show.add_argument("name")
+    show.add_argument("--json", action="store_true")
+    show.set_defaults(run=_call("model_show"))
+    service = commands.add_parser("service", help="services")
+    service_actions = service.add_subparsers(required=True, metavar="ACTION")
+    builtin = service_actions.add_parser("add", help="register a service that comes with Tidegate")
+    builtin.add_argument("name", help="document-reader")
+    builtin.set_defaults(run=_call("service_add"))
+    services = service_actions.add_parser("list", help="registered services")
+    services.add_argument("--json", action="store_true")
+    services.set_defaults(run=_call("service_list"))
+
+
+def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plan = commands.add_parser("plan", help="running plans")
+    actions = plan.add_subparsers(required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="where the shards are")
+    show.add_argument("service", nargs="?")
+    show.add_argument("--json", action="store_true")
+    show.set_defaults(run=_call("plan_show"))
+    for name, text in (("rollback", "back to the last good plan"), ("pin", "keep the running plan"), ("unpin", "let the loop decide again")):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("service")
+        action.set_defaults(run=_call(f"plan_{name}"))
+    explain = commands.add_parser("explain", help="the last decisions about a service, with their reasons")
+    explain.add_argument("service", nargs="?")
+    explain.add_argument("--limit", type=_at_least(1), default=10)
+    explain.add_argument("--json", action="store_true")
+    explain.set_defaults(run=_call("explain"))
+
+
+def _call(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function of that name in `controller.commands`, imported when it is called."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        from controller import commands
+
+        return int(getattr(commands, name)(arguments) or 0)
+
+    return run
+
+
+def _agent_join(arguments: argparse.Namespace) -> int:
+    from agents.agent import main as agent_main
+
+    options = ["--controller", arguments.controller, "--ca-fingerprint", arguments.ca_fingerprint]
+    options += ["--platform", arguments.platform, "--dir", arguments.dir, "--zone", arguments.zone]
+    options += ["--peer-port", str(arguments.peer_port), "--ingress-port", str(arguments.ingress_port)]
+    for flag in ("token", "token_file", "host"):
+        if getattr(arguments, flag):
+            options += [f"--{flag.replace('_', '-')}", getattr(arguments, flag)]
+    return agent_main(options + (["--emulate"] if arguments.emulate else []))
+
+
+def _controller(arguments: argparse.Namespace) -> int:
+    from controller.serve import run_controller
+
+    return run_controller(arguments)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from controller.local.up import run_up
+
+    return run_up(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from controller.local.demo import run_demo
+
+    return run_demo(arguments)
+
+
+def _port(text: str) -> int:
+    value = int(text) if text.isdigit() else -1
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; accepted is 0 to 65535")
+    return value
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return value
+
+    return parse
+
+
+def _state_dir() -> str:
+    return os.environ.get("TIDEGATE_DIR") or os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "tidegate")
+
+
+def _cache_dir() -> str:
+    return os.environ.get("TIDEGATE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tidegate")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Prometheus metrics, rendered from the controller's state when asked (nothing is counted twice)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+if TYPE_CHECKING:
+    from controller.core import Controller
+
+_STATES = ("live", "suspect", "lost", "draining")
+
+
+async def render_metrics(controller: Controller) -> str:
+    """All metrics in the Prometheus text format."""
+    registry = CollectorRegistry()
+    agents = Gauge("tidegate_agents", "Enrolled agents by state.", ["state"], registry=registry)
+    age = Gauge("tidegate_agent_report_age_seconds", "Age of the last report.", ["agent"], registry=registry)
+    busy = Gauge("tidegate_agent_cpu_saturation", "Busy share of the device.", ["agent"], registry=registry)
+    p99 = Gauge("tidegate_sla_latency_p99_milliseconds", "p99 over the contract's window.", ["service"], registry=registry)
+    availability = Gauge("tidegate_sla_availability", "Share of requests answered in the window.", ["service"], registry=registry)
+    budget = Gauge("tidegate_sla_error_budget_left", "Share of the error budget left.", ["service"], registry=registry)
+    requests = Gauge("tidegate_sla_requests", "Requests in the window.", ["service"], registry=registry)
+    failed = Gauge("tidegate_sla_requests_failed", "Failed requests in the window.", ["service"], registry=registry)
+    met = Gauge("tidegate_sla_met", "1 if the contract is met.", ["service"], registry=registry)
+    epoch = Gauge("tidegate_plan_epoch", "Epoch of the running plan.", ["service"], registry=registry)
+    known = controller.agents()
+    for state in _STATES:
+        agents.labels(state).set(sum(agent.state == state for agent in known))
+    for agent in known:
+        if agent.age_ms is not None:
+            age.labels(agent.id).set(agent.age_ms / 1000)
+        if agent.cpu_saturation is not None:
+            busy.labels(agent.id).set(agent.cpu_saturation)
+    for sla in controller.slas():
+        for gauge, value in ((p99, sla.p99_ms), (availability, sla.availability), (budget, sla.budget_left), (epoch, sla.running_epoch)):
+            if value is not None:
+                gauge.labels(sla.service_id).set(value)
+        requests.labels(sla.service_id).set(sla.requests)
+        failed.labels(sla.service_id).set(sla.failed)
+        met.labels(sla.service_id).set(sla.state in ("met", "no-traffic"))
+    return generate_latest(registry).decode()

@@ -1,0 +1,227 @@
+"""What the HTTP API answers. These models are the public interface: fields are added, never renamed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+SlaState = Literal["unbound", "infeasible", "starting", "no-traffic", "met", "violated"]
+
+
+class ShardOut(BaseModel):
+    """A box in one model's index space, on one agent. Patch and token ranges are thousandths of the items of a request."""
+
+    stage: str
+    model: str
+    agent: str
+    patch: tuple[int, int]
+    token: tuple[int, int]
+    blocks: tuple[int, int]
+    block_count: int
+    role: Literal["serving", "fallback"] = "serving"
+
+
+class PredictionOut(BaseModel):
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    throughput_rps: float
+    saturation: float
+    jitter_ms: float
+    risk: float
+    availability: float
+    accuracy: float
+    energy_j: float
+    bottleneck: str
+
+
+class Admission(BaseModel):
+    """The answer to a contract before anything moves."""
+
+    verdict: Literal["admissible", "infeasible", "unbound"]
+    text: str
+    score: float | None = None
+    prediction: PredictionOut | None = None
+    shards: list[ShardOut] = []
+
+
+class Applied(BaseModel):
+    service_id: str
+    version: int
+    created: bool
+    admission: Admission
+
+
+class SlaOut(BaseModel):
+    service_id: str
+    version: int
+    contract: dict[str, Any]
+    state: SlaState
+    text: str
+    """One sentence: why it is in this state."""
+    requests: int
+    failed: int
+    availability: float | None
+    """Share of requests in the window that were answered; None without requests."""
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    offered_rps: float
+    latency_met: bool | None
+    availability_met: bool | None
+    budget_left: float | None
+    """Share of the window's error budget that is left; negative when overspent."""
+    fell_back: int
+    running_epoch: int | None
+    predicted_p99_ms: float | None
+    pinned: bool = False
+
+
+class LinkOut(BaseModel):
+    peer: str
+    rtt_ms: float
+    jitter_ms: float
+    bandwidth_mbps: float
+    age_ms: float
+
+
+class AgentOut(BaseModel):
+    id: str
+    platform: str
+    evidence: str
+    """`emulated`: this machine's CPU plays the device."""
+    state: str
+    zone: str
+    is_cloud: bool
+    age_ms: float | None
+    """Age of the last report; None before the first."""
+    cpu_saturation: float | None
+    memory_budget_bytes: int
+    loaded_bytes: float | None
+    queue_depth: float | None
+    temperature_c: float | None
+    slowdown: float
+    peer_address: str
+    seen_host: str
+    claimed_host: str
+    ingress_url: str | None
+    enrolled_at_s: float
+    enrolled_in_ms: float | None
+    versions: dict[str, str]
+    providers: list[str]
+    links: list[LinkOut]
+    faults: list[str]
+
+
+class PlanOut(BaseModel):
+    service_id: str
+    epoch: int
+    running: bool
+    trigger: str
+    proposer: str
+    score: float | None
+    predicted_p99_ms: float | None
+    measured_p99_ms: float | None
+    requests: int
+    decided_at_s: float
+    active_at_s: float | None
+    """When the ingresses had it; None while or if it did not get there."""
+    sentence: str
+    shards: list[ShardOut]
+
+
+class ReasonOut(BaseModel):
+    code: str
+    text: str
+
+
+class DecisionOut(BaseModel):
+    at_s: float
+    service_id: str
+    trigger: str
+    proposer: str
+    epoch: int | None
+    """The plan that was decided; None when the running one was held."""
+    score: float | None
+    risk: float | None
+    sentence: str
+    reasons: list[ReasonOut]
+    rationale: str
+
+
+class EventOut(BaseModel):
+    at_s: float
+    kind: str
+    text: str
+    agent: str | None
+    service: str | None
+    epoch: int | None
+
+
+class TokenIn(BaseModel):
+    model_config = {"extra": "forbid"}
+
+    uses: int = 1
+    ttl_s: float = 3600.0
+    note: str = ""
+
+
+class TokenOut(BaseModel):
+    token: str
+    ca_fingerprint: str
+    controller: str
+    command: str
+    """What to run on the device."""
+    expires_at_s: float
+    uses: int
+
+
+class BlockOut(BaseModel):
+    name: str
+    fixed_ms: float
+    per_item_ms: float
+    param_bytes: int
+    cut_bytes_per_item: int
+
+
+class ModelOut(BaseModel):
+    name: str
+    sha256: str
+    blocks: list[BlockOut]
+    split_axis: str | None
+    accuracy: float
+    atomic_reason: str
+
+
+class ServiceOut(BaseModel):
+    id: str
+    stages: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+
+
+class LinkShapeIn(BaseModel):
+    """Slow one direction of an emulated device's link."""
+
+    model_config = {"extra": "forbid"}
+
+    src: str
+    dst: str | None = None
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    bandwidth_mbps: float | None = None
+
+
+class StatusOut(BaseModel):
+    """The controller itself."""
+
+    version: str
+    ready: bool
+    leader: bool
+    policy: str
+    """`llm` or `solver`; says why when it is the solver."""
+    cloud: str
+    store: str
+    agents_live: int
+    services: int
