@@ -28,12 +28,13 @@ from agents.messages import (
     Report,
     Welcome,
 )
-from agents.wire import Connection, Tensors, serve
+from agents.wire import Connection, Tensors, WireServer, serve
 from controller.clock import Clock
 from controller.events import EventLog
 from controller.fleet import FleetRegistry
 from controller.pki import CertificateAuthority, public_key_fingerprint
-from controller.state import AgentRecord, State
+from controller.records import AgentRecord
+from controller.state import State
 from controller.telemetry import Telemetry
 from policies.ids import AgentId
 from policies.platforms import platform
@@ -69,14 +70,14 @@ class AgentDoor:
         self._events = events
         self._on_hello = on_hello
         self._on_report = on_report
-        self._server: asyncio.Server | None = None
+        self._server: WireServer | None = None
         self.port = 0
 
     async def open(self, host: str, port: int) -> None:
         """Listen. Raises OSError when the port is in use."""
         context = self._ca.server_context(client_certs="optional")
         self._server = await serve(self._handle, host, port, context)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        self.port = self._server.port
 
     async def close(self) -> None:
         """Stop listening; open connections end with the process."""
@@ -126,10 +127,9 @@ class AgentDoor:
             public_key_fingerprint=key,
             enrolled_at_s=self._clock.wall_s(),
             seen_host=connection.peer_host,
+            enrolled_in_ms=self._clock.now_ms() - began_ms,
         )
-        await self._state.put_agent(record)
-        member = self._fleet.admit(record)
-        member.enrolled_in_ms = self._clock.now_ms() - began_ms
+        self._fleet.admit(await self._state.put_agent(record))
         self._events.add("agent-enrolled", f"{agent} ({facts.platform}, {facts.evidence}) enrolled.", agent=agent)
         return Enrolled(agent_id=agent, certificate_pem=certificate, ca_pem=self._ca.ca_pem)
 
@@ -155,7 +155,7 @@ class AgentDoor:
         address = await _reachable(facts, connection.peer_host)
         member.cached = frozenset(message.cached)
         self._fleet.connected(agent, connection, facts, address)
-        connection.on_close(lambda: self._fleet.disconnected(agent, connection))
+        connection.on_close(lambda closed: self._fleet.disconnected(agent, closed))
         self._on_hello(agent, message)
         return Welcome(agent_id=agent)
 

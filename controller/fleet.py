@@ -10,7 +10,7 @@ from agents.wire import Connection
 from controller.clock import Clock
 from controller.events import EventLog
 from controller.settings import SuspicionSettings
-from controller.state import AgentRecord
+from controller.records import AgentRecord
 from controller.telemetry import Telemetry
 from policies.fleet import AgentState, AgentView, Fleet
 from policies.ids import AgentId
@@ -31,7 +31,6 @@ class Member:
     """Where peers reach it: the claimed address if it answered, else the one that was seen."""
     cached: frozenset[str] = frozenset()
     faults: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    enrolled_in_ms: float | None = None
     up_ms: float = 0.0
     known_ms: float = 0.0
 

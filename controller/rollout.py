@@ -119,6 +119,11 @@ class Rollout:
         needed, _ = await asyncio.to_thread(self._needed, route.plan)
         return await self._prepare(route.spec, route.plan, agent, needed.get(agent, []))
 
+    def route(self, spec: ServiceSpec, plan: Plan) -> Route:
+        """The route of a plan as the fleet's addresses are now. May take seconds when shard files must be made."""
+        _, files = self._needed(plan)
+        return Route(spec=spec, plan=plan, addresses=self._fleet.addresses(), files=files)
+
     async def release(self, service: ServiceId, below_epoch: int) -> None:
         """Let agents unload what only older epochs needed; best effort, repeated with the next plan."""
         connected = [agent for agent, member in self._fleet.members.items() if member.connection is not None]

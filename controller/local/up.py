@@ -1,0 +1,63 @@
+"""`tidegate up`: the demo's stack, left running."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+import time
+from importlib import resources
+from pathlib import Path
+
+from rich.console import Console
+
+from controller.local.stack import LocalStack, Progress, StackSettings
+
+
+def settings_from(arguments: argparse.Namespace) -> StackSettings:
+    """Stack settings from the command line."""
+    return StackSettings(
+        directory=Path(arguments.dir) if arguments.dir else None,
+        cache=Path(arguments.cache),
+        api_port=arguments.port,
+        agent_port=arguments.agent_port,
+        ray=arguments.ray,
+        llm_base_url=arguments.llm_base_url,
+        llm_model=arguments.llm_model,
+    )
+
+
+def progress_to(console: Console) -> Progress:
+    """A progress line with the seconds since now in front of it."""
+    began = time.monotonic()
+
+    def line(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
+
+    return line
+
+
+def example_sla() -> bytes:
+    """The demo's contract."""
+    return resources.files("sla").joinpath("examples/document-reader.json").read_bytes()
+
+
+def run_up(arguments: argparse.Namespace) -> int:
+    """Start everything, submit the example contract, and wait for Ctrl-C."""
+    console = Console()
+    progress = progress_to(console)
+    with LocalStack(settings_from(arguments), progress) as stack:
+        stack.start()
+        applied = stack.api.post("/v1/slas", body=example_sla())
+        progress(f"SLA document-reader: {applied['admission']['text']}")
+        console.print(f"\nDashboard: {stack.dashboard_url}   state and logs: {stack.directory}\nStop with Ctrl-C.", highlight=False)
+        wait_for_signal()
+    return 0
+
+
+def wait_for_signal() -> None:
+    """Returns at SIGINT or SIGTERM."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
