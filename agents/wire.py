@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,7 +98,7 @@ class Connection:
         self._pending: dict[int, asyncio.Future[Answer | TidegateError]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
-        self._close_callbacks: list[Callable[[Connection], None]] = []
+        self._close_callbacks: list[Callable[[], object]] = []
         self._is_admitted = False
         self._closed = False
         self._opened: Callable[[], None] = lambda: None
@@ -120,10 +121,10 @@ class Connection:
     def closed(self) -> bool:
         return self._closed or not self._stream.is_open
 
-    def on_close(self, callback: Callable[[Connection], None]) -> None:
-        """`callback(connection)` runs once when the connection ends, at once if it has."""
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """`callback()` runs once when the connection ends, at once if it has."""
         if self._closed:
-            callback(self)
+            callback()
         else:
             self._close_callbacks.append(callback)
 
@@ -212,7 +213,7 @@ class Connection:
                 task.cancel()
         for callback in self._close_callbacks:
             try:
-                callback(self)
+                callback()
             except Exception:
                 log.exception("A callback failed when the connection with %s ended.", self.peer_name)
 
@@ -423,16 +424,20 @@ class WireServer:
             connection.abort()
             return
         self.connections.add(connection)
-        connection.on_close(self.connections.discard)
+        connection.on_close(lambda: self.connections.discard(connection))
         admission = asyncio.get_running_loop().create_task(connection._admit(on_connect))
         self._admissions.add(admission)
         admission.add_done_callback(self._admissions.discard)
 
     @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """As of `asyncio.Server`."""
+        return self._server.sockets if self._server is not None else ()
+
+    @property
     def port(self) -> int:
         """Where it listens; of interest when it was started with port 0."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Stop listening and close every connection, at once."""
