@@ -1,0 +1,416 @@
+"""The controller: every operation that the API offers, over the parts that do the work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from importlib import metadata
+
+
+from agents.messages import Leave, Report, Route, ShapeLink
+from controller.clock import Clock, SystemClock
+from controller.cloud import Cloud, JoinOffer
+from controller.desired import Desired
+from controller.door import AgentDoor
+from controller.embedded_store import EmbeddedStore
+from controller.events import EventLog
+from controller.fleet import FleetRegistry, Member
+from controller.gateway import Gateway
+from controller.leadership import Leadership
+from controller.llm import LlmAdvisor
+from controller.loop import ControlLoop
+from controller.models.registry import ModelRegistry
+from controller.pki import CertificateAuthority
+from controller.present import (
+    admission_out,
+    agent_out,
+    decision_out,
+    event_out,
+    model_out,
+    plan_out,
+    service_out,
+    sla_out,
+)
+from controller.rollout import Rollout
+from controller.services import builtin_services
+from controller.settings import ControllerSettings
+from controller.slis import Slis
+from controller.state import State
+from controller.store import Store, open_store
+from controller.telemetry import Telemetry
+from controller.views import (
+    Admission,
+    AgentOut,
+    Applied,
+    DecisionOut,
+    EventOut,
+    LinkShapeIn,
+    ModelOut,
+    PlanOut,
+    ServiceOut,
+    SlaOut,
+    StatusOut,
+    TokenIn,
+    TokenOut,
+)
+from policies.admit import admit
+from policies.decide import propose
+from policies.fleet import LinkView
+from policies.ids import AgentId, ModelName, ServiceId
+from policies.snapshot import ServiceView, Snapshot
+from sla.contract import Contract, parse_contract
+from sla.errors import ConflictError, InfeasibleError, InvalidInputError, NotFoundError, TidegateError
+
+log = logging.getLogger(__name__)
+
+_MODEL_NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+
+
+class Controller:
+    """One controller. `start` before use; every method may be called from the event loop only."""
+
+    def __init__(self, settings: ControllerSettings, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.version = metadata.version("tidegate")
+        self.clock = clock or SystemClock()
+        self.ca = CertificateAuthority(settings.directory / "ca")
+        self.registry = ModelRegistry(settings.directory / "models")
+        self.events = EventLog(self.clock)
+        self.telemetry = Telemetry()
+        self.fleet = FleetRegistry(self.telemetry, self.clock, self.events, settings.suspicion)
+        self.cloud = Cloud(settings.cloud)
+        self.gateway = Gateway(self.ca, self.registry, settings.directory / "gateway")
+        self.rollout = Rollout(self.fleet, self.registry, self.gateway, settings.loop)
+        self._embedded: EmbeddedStore | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+
+    # --- life
+
+    async def start(self) -> None:
+        """Open the store, restore what was acknowledged, open the agents' door, start the loop and the cloud."""
+        store = await self._open_store()
+        self.state = State(store)
+        self.leadership = Leadership(self.state, self.settings.directory)
+        await self.leadership.take()
+        self.desired = Desired(self.state)
+        await self.desired.load()
+        self.fleet.restore(await self.state.agents())
+        self.slis = Slis(self.state, self.clock)
+        await self.slis.restore(list(self.desired.specs))
+        self.advisor = LlmAdvisor(self.settings.llm, self.events, self.clock)
+        self.loop = ControlLoop(
+            desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis, rollout=self.rollout,
+            state=self.state, advisor=self.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
+            on_route=self._on_route,
+        )  # fmt: skip
+        self.door = AgentDoor(
+            state=self.state, ca=self.ca, blobs=self.registry, fleet=self.fleet, telemetry=self.telemetry, clock=self.clock,
+            events=self.events, on_hello=self.loop.said_hello, on_report=self._on_report,
+        )  # fmt: skip
+        await self.door.open(self.settings.door.host, self.settings.door.agent_port)
+        await self.gateway.start()
+        self._tasks = [
+            asyncio.create_task(self.loop.run(), name="loop"),
+            asyncio.create_task(self._save_windows(), name="save-windows"),
+            asyncio.create_task(self.leadership.keep(), name="leadership"),
+            asyncio.create_task(self._start_cloud(), name="cloud"),
+        ]
+        self._started = True
+        log.info("controller %s ready; CA fingerprint %s", self.version, self.ca.fingerprint)
+
+    async def stop(self) -> None:
+        """Save, close the doors, stop what was started here. Agents go on serving."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.slis.save()
+        await self.door.close()
+        await self.gateway.stop()
+        await self.cloud.stop()
+        await self.leadership.give_up()
+        await self.state.store.close()
+        if self._embedded is not None:
+            await self._embedded.stop()
+
+    async def ready(self) -> bool:
+        """The store answers and the agents' door is open."""
+        return self._started and await self.state.store.ready()
+
+    async def _open_store(self) -> Store:
+        if self.settings.store_url is not None:
+            return await open_store(self.settings.store_url)
+        self._embedded = EmbeddedStore(self.settings.directory / "store")
+        await self._embedded.start()
+        return await self._embedded.open()
+
+    async def _start_cloud(self) -> None:
+        if self.settings.cloud.ray == "none":
+            return
+        secret = await self.state.create_token(ttl_s=86_400.0, uses=100, now_s=self.clock.wall_s(), note="cloud agents")
+        offers = [
+            JoinOffer(
+                controller=self.door_url,
+                token=secret,
+                ca_fingerprint=self.ca.fingerprint,
+                directory=self.settings.directory / f"cloud-{number}",
+            )
+            for number in range(1, self.settings.cloud.agents + 1)
+        ]
+        await self.cloud.start(offers)
+        self.events.add("cloud", f"Cloud: {self.cloud.state}.")
+
+    async def _save_windows(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.loop.save_windows_every_s)
+            try:
+                await self.slis.save()
+            except TidegateError as error:
+                log.warning("SLI counters could not be saved: %s", error)
+
+    def _on_report(self, agent: AgentId, report: Report) -> None:
+        self.slis.fold(report)
+
+    def _on_route(self, route: Route) -> None:
+        self.gateway.serve(route)
+
+    # --- contracts
+
+    async def apply_contract(self, document: bytes, if_version: int | None) -> Applied:
+        """Store a contract (durable when this returns) and say whether it can be kept. Raises ContractError, ConflictError."""
+        contract = parse_contract(document)
+        admission = await self._admission(contract)
+        stored, created = await self.desired.put_contract(contract, if_version)
+        self.events.add("contract", f"Contract {contract.service_id} version {stored.version}: {admission.text}", service=contract.service_id)
+        self.loop.poke("contract", ServiceId(contract.service_id))
+        return Applied(service_id=contract.service_id, version=stored.version, created=created, admission=admission)
+
+    async def preview(self, document: bytes) -> Admission:
+        """Whether a contract could be kept now; changes nothing. Raises ContractError."""
+        return await self._admission(parse_contract(document))
+
+    async def delete_contract(self, service: str, if_version: int | None) -> None:
+        """Withdraw a contract. Raises NotFoundError, ConflictError."""
+        await self.desired.delete_contract(service, if_version)
+
+    def slas(self) -> list[SlaOut]:
+        """All contracts with what was attained."""
+        return [self.sla(service) for service in sorted(self.desired.contracts)]
+
+    def sla(self, service: str) -> SlaOut:
+        """One contract with what was attained. Raises NotFoundError."""
+        stored = self.desired.contract(service)
+        spec = self.desired.spec_of(stored.contract)
+        book = self.desired.book(service)
+        name = ServiceId(stored.contract.service_name)
+        return sla_out(
+            stored,
+            self.slis.status(name, stored.contract),
+            bound=spec is not None,
+            admission=self.loop.admission(ServiceId(service)),
+            running=book.record(book.running_epoch),
+            pinned=book.pinned,
+            offered_rps=self.telemetry.offered_rps(name, self.clock.now_ms()),
+            fell_back=self.telemetry.fell_back(name),
+        )
+
+    async def _admission(self, contract: Contract) -> Admission:
+        spec = self.desired.spec_of(contract)
+        if spec is None:
+            return Admission(
+                verdict="unbound",
+                text=f"accepted; there is no service {contract.service_name!r} yet, so nothing is placed until one is registered",
+            )
+        snapshot = self.loop.snapshot()
+        service = ServiceId(contract.service_id)
+        known = snapshot.services.get(service)
+        view = ServiceView(spec=spec, contract=contract, running=known.running if known else None)
+        snapshot = Snapshot(
+            now_ms=snapshot.now_ms,
+            fleet=snapshot.fleet,
+            models=snapshot.models,
+            services={**snapshot.services, service: view},
+        )
+        try:
+            proposal = await asyncio.to_thread(propose, snapshot, service, "contract")
+            decision = admit(proposal, snapshot, service)
+        except InfeasibleError as error:
+            return Admission(verdict="infeasible", text=f"infeasible: {error}")
+        return admission_out(decision, self.desired.models)
+
+    # --- agents
+
+    @property
+    def door_url(self) -> str:
+        """What agents dial."""
+        host = self.settings.door.advertise or self.settings.door.host
+        return f"tidegate://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.door.port}"
+
+    async def create_token(self, wanted: TokenIn) -> TokenOut:
+        """A join token, shown once. Raises InvalidInputError."""
+        now_s = self.clock.wall_s()
+        secret = await self.state.create_token(ttl_s=wanted.ttl_s, uses=wanted.uses, now_s=now_s, note=wanted.note)
+        command = f"tidegate agent join {self.door_url} --token {secret} --ca-fingerprint {self.ca.fingerprint}"
+        return TokenOut(
+            token=secret, ca_fingerprint=self.ca.fingerprint, controller=self.door_url, command=command,
+            expires_at_s=now_s + wanted.ttl_s, uses=wanted.uses,
+        )  # fmt: skip
+
+    def agents(self) -> list[AgentOut]:
+        """All enrolled agents."""
+        fleet = self.fleet.view()
+        links: dict[AgentId, list[LinkView]] = {}
+        for link in fleet.links.values():
+            links.setdefault(link.src, []).append(link)
+        return [
+            agent_out(self.fleet.members[agent], view, self.telemetry, sorted(links.get(agent, []), key=lambda k: k.dst))
+            for agent, view in sorted(fleet.agents.items())
+        ]
+
+    async def drain(self, agent: str) -> None:
+        """Move the agent's shards elsewhere. Raises NotFoundError."""
+        self._member(agent)
+        self.fleet.drain(AgentId(agent))
+        self.loop.poke("operator")
+
+    async def revoke(self, agent: str) -> None:
+        """Take the agent's identity away. Raises NotFoundError."""
+        member = self._member(agent)
+        await self.state.revoke_agent(agent)
+        if member.connection is not None:
+            await member.connection.close()
+        self.fleet.members.pop(AgentId(agent), None)
+        self.telemetry.forget(AgentId(agent))
+        self.loop.poke("agent-lost")
+
+    async def shape_link(self, wanted: LinkShapeIn) -> None:
+        """Slow an emulated link. Raises NotFoundError, InvalidInputError (not emulated), AgentLostError."""
+        member = self._member(wanted.src)
+        if wanted.dst is not None:
+            self._member(wanted.dst)
+        if member.facts.evidence != "emulated":
+            raise InvalidInputError(f"{wanted.src} is not emulated; only links of emulated devices can be shaped.")
+        if member.connection is None:
+            raise NotFoundError(f"{wanted.src} is not connected.")
+        message = ShapeLink(
+            peer=AgentId(wanted.dst) if wanted.dst else None,
+            delay_ms=wanted.delay_ms,
+            jitter_ms=wanted.jitter_ms,
+            bandwidth_bytes_per_s=wanted.bandwidth_mbps * 1e6 / 8 if wanted.bandwidth_mbps else None,
+        )
+        await member.connection.call(message, timeout_s=5.0)
+        self.events.add("link", f"Link {wanted.src} to {wanted.dst or 'all'} shaped: {wanted.delay_ms:g} ms, jitter {wanted.jitter_ms:g} ms, {wanted.bandwidth_mbps or 'unlimited'} Mbit/s.", agent=wanted.src)
+
+    async def dismiss(self, agent: str) -> None:
+        """Ask a drained agent to finish and exit. Raises NotFoundError, AgentLostError."""
+        member = self._member(agent)
+        if member.connection is not None:
+            await member.connection.call(Leave(), timeout_s=5.0)
+
+    def _member(self, agent: str) -> Member:
+        member = self.fleet.members.get(AgentId(agent))
+        if member is None:
+            raise NotFoundError(f"There is no agent {agent!r}; known are: {', '.join(sorted(self.fleet.members)) or 'none yet'}.")
+        return member
+
+    # --- models and services
+
+    def models(self) -> list[ModelOut]:
+        """All registered models."""
+        return [model_out(profile) for _, profile in sorted(self.desired.models.items())]
+
+    def service_list(self) -> list[ServiceOut]:
+        """All registered services."""
+        return [service_out(spec) for _, spec in sorted(self.desired.specs.items())]
+
+    async def add_model(self, name: str, data: bytes) -> ModelOut:
+        """Register an ONNX file and serve it as a service of the same name. Raises ModelError; stores nothing then."""
+        if not _MODEL_NAME.match(name):
+            raise InvalidInputError(
+                f"{name!r} is not a model name; accepted are lower-case letters, digits, dots and dashes.", found=name, accepted="a name such as my-model"
+            )
+        from controller.services.single import single_stage_service
+
+        spec, profile = await asyncio.to_thread(single_stage_service, self.registry, ModelName(name), data)
+        await self.desired.put_service(spec, {profile.name: profile})
+        self._bound(spec.id)
+        return model_out(profile)
+
+    async def add_builtin_service(self, name: str) -> ServiceOut:
+        """Register a service that comes with Tidegate. Raises NotFoundError, or what fetching its weights raises."""
+        register = builtin_services().get(name)
+        if register is None:
+            raise NotFoundError(f"There is no built-in service {name!r}; there are: {', '.join(builtin_services())}.")
+        spec = await asyncio.to_thread(register, self.registry, self.settings.cache, log.info)
+        names = {model for stage in spec.onnx_stages() for model in stage.variants}
+        await self.desired.put_service(spec, {name: self.registry.profile(name) for name in names})
+        self._bound(spec.id)
+        return service_out(spec)
+
+    def _bound(self, service: ServiceId) -> None:
+        self.events.add("service", f"Service {service} is registered.", service=service)
+        for contract_id, stored in self.desired.contracts.items():
+            if stored.contract.service_name == service:
+                self.loop.poke("contract", contract_id)
+
+    # --- plans and decisions
+
+    async def plans(self, service: str | None, limit: int) -> list[PlanOut]:
+        """Plans that were decided, newest last."""
+        found = []
+        for contract_id, book in self.desired.books.items():
+            if service is not None and contract_id != service:
+                continue
+            for record in book.history:
+                plan = record.plan
+                sketch = self.telemetry.epoch_sketch(plan.service_id, plan.epoch)
+                found.append(
+                    plan_out(
+                        record,
+                        running=plan.epoch == book.running_epoch,
+                        active_at_s=self.loop.active_at_s(contract_id, plan.epoch),
+                        measured_p99_ms=sketch.quantile(0.99) if sketch is not None and sketch.count else None,
+                        requests=sketch.count if sketch is not None else 0,
+                        models=self.desired.models,
+                    )
+                )
+        return sorted(found, key=lambda plan: plan.decided_at_s)[-limit:]
+
+    async def decisions(self, service: str | None, limit: int) -> list[DecisionOut]:
+        """Decisions with their reasons, newest last."""
+        return [decision_out(record) for record in await self.state.tail_decisions(limit, service)]
+
+    async def rollback(self, service: str) -> int:
+        """Run the last good plan again and pin it; its new epoch. Raises NotFoundError, RolloutError."""
+        self.desired.contract(service)
+        last_good = self.desired.book(service).last_good
+        if last_good is None:
+            raise ConflictError(f"{service} has no earlier plan that ran well.")
+        epoch = await self.loop.restore(ServiceId(service), last_good)
+        await self.desired.set_pinned(service, True)
+        return epoch
+
+    async def pin(self, service: str, pinned: bool) -> None:
+        """Pin or unpin the running plan. Raises NotFoundError."""
+        await self.desired.set_pinned(service, pinned)
+        self.loop.poke("operator", ServiceId(service))
+
+    # --- itself
+
+    async def status(self) -> StatusOut:
+        """How the controller itself is."""
+        return StatusOut(
+            version=self.version,
+            ready=await self.ready(),
+            leader=self.leadership.leads,
+            policy=self.advisor.policy(),
+            cloud=self.cloud.state,
+            store="embedded Valkey" if self._embedded else "external",
+            agents_live=sum(member.state == "live" for member in self.fleet.members.values()),
+            services=len(self.desired.specs),
+        )
+
+    def recent_events(self, limit: int) -> list[EventOut]:
+        """What happened, newest last."""
+        return [event_out(event) for event in self.events.tail(limit)]
