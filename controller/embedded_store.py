@@ -39,6 +39,9 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _WATCH_S = 0.25
+_SILENT_S = 3.0
+"""A server that holds the directory but says nothing on our socket for this long is ended: its socket was removed, or it hangs."""
+_NOT_READY = 0
 _MAX_SOCKET_PATH_BYTES = 100
 """The kernel takes 108 on Linux and 104 on macOS, with a closing zero."""
 _MAX_LOG_BYTES = 1 << 20
@@ -100,7 +103,6 @@ class EmbeddedStore:
         if self._pid is not None:
             await self._end(self._pid)
         self._reap()
-        self._pid = None
         self._unlock()
 
     async def __aenter__(self) -> EmbeddedStore:
@@ -117,12 +119,15 @@ class EmbeddedStore:
     async def _bring_up(self) -> None:
         """Adopt what lives, end what cannot be reached, else start anew."""
         deadline_s = _now_s() + START_TIMEOUT_S
+        silent_since_s = _now_s()
         while (lock := self._try_server_lock()) is None:
             pid = await asyncio.to_thread(self._ask_pid)
-            if pid is not None:
+            if pid:
                 self._pid, self.adopted = pid, True
                 return
-            if _now_s() > deadline_s - START_TIMEOUT_S / 2:
+            if pid == _NOT_READY:
+                silent_since_s = _now_s()
+            elif _now_s() - silent_since_s > _SILENT_S:
                 await self._end_unreachable()
             if _now_s() > deadline_s:
                 raise SettingsError(
@@ -193,10 +198,16 @@ class EmbeddedStore:
         return [word for name, value in options.items() for word in (f"--{name}", value)]
 
     def _ask_pid(self) -> int | None:
-        """The pid of the server on our socket if it is ready and works on our directory."""
-        with contextlib.suppress(redis_errors.RedisError, OSError), self._client() as client:
-            if client.config_get("dir").get("dir") == str(self._directory):
-                return int(client.info("server")["process_id"])
+        """The pid of the server on our socket that works on our directory; `_NOT_READY` while it loads, None if nobody answers."""
+        try:
+            with self._client() as client:
+                if client.config_get("dir").get("dir") == str(self._directory):
+                    return int(client.info("server")["process_id"])
+        except (redis_errors.RedisError, OSError) as error:
+            # What goes wrong while a connection is set up may arrive wrapped.
+            loading = redis_errors.BusyLoadingError
+            if isinstance(error, loading) or isinstance(error.__cause__, loading):
+                return _NOT_READY
         return None
 
     @contextlib.contextmanager
@@ -273,6 +284,7 @@ class EmbeddedStore:
                 self._process.kill()
             self._process.wait()
             self._process = None
+        self._pid = None
 
     # --- files
 

@@ -279,6 +279,8 @@ async def open_store(target: str | Path, namespace: str = "default") -> Store:
         return Store(client_at(target), namespace)
     client = client_for(target)
     try:
+        async with translated():
+            await client.ping()
         clustered = await info_of(client, "cluster", "cluster_enabled") == "1"
         waits = await persistence_of(client) == "aof" and await version_of(client) >= (7, 2)
     except BaseException:

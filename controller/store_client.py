@@ -30,6 +30,7 @@ _RETRYABLE_ANSWERS = (
     "NOREPLICAS",
     "BUSY",
 )
+_CREDENTIALS = (redis_errors.AuthenticationError, redis_errors.AuthorizationError)
 
 Persistence = Literal["aof", "none", "unknown"]
 
@@ -99,10 +100,13 @@ async def translated() -> AsyncIterator[None]:
     """Foreign errors become ours: unknown outcome, wrong settings, or a refusal that will be repeated."""
     try:
         yield
-    except (redis_errors.AuthenticationError, redis_errors.NoPermissionError, redis_errors.AuthorizationError) as error:
-        raise SettingsError(f"The store refuses these credentials: {error}.") from None
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
+        # What goes wrong while a connection is set up arrives wrapped.
+        if isinstance(error, _CREDENTIALS) or isinstance(error.__cause__, _CREDENTIALS):
+            raise SettingsError(f"The store refuses these credentials: {_one_line(error)}.") from None
         raise StoreUnavailableError(f"The store does not answer: {_one_line(error)}.") from error
+    except redis_errors.NoPermissionError as error:
+        raise SettingsError(f"The store's user may not do this: {_one_line(error)}.") from None
     except redis_errors.RedisError as error:
         text = _one_line(error)
         retryable = (redis_errors.ReadOnlyError, redis_errors.OutOfMemoryError, redis_errors.ClusterDownError)
