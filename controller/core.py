@@ -33,7 +33,7 @@ from controller.present import (
     sla_out,
 )
 from controller.rollout import Rollout
-from controller.services import builtin_services
+from controller.services.catalog import builtin_services
 from controller.settings import ControllerSettings
 from controller.slis import Slis
 from controller.state import State

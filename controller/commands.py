@@ -1,0 +1,225 @@
+"""What the client commands of the command line print. Each takes the parsed arguments; all go through the public API."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from controller.client import ApiClient
+from sla.contract import parse_contract
+from sla.errors import InvalidInputError, NotFoundError
+
+MAX_FILE_BYTES = 2 << 30
+
+
+def agent_list(arguments: argparse.Namespace) -> int:
+    agents = _api(arguments).get("/v1/agents")
+    columns = ("agent", "platform", "evidence", "state", "zone", "last report", "busy", "shards", "ingress")
+    rows = [
+        (a["id"], a["platform"], a["evidence"], a["state"], a["zone"], _age(a["age_ms"]), _percent(a["cpu_saturation"]),
+         _mb(a["loaded_bytes"]), a["ingress_url"] or "-")
+        for a in agents
+    ]  # fmt: skip
+    return _show(arguments, agents, columns, rows)
+
+
+def agent_drain(arguments: argparse.Namespace) -> int:
+    _api(arguments).post(f"/v1/agents/{arguments.id}:drain")
+    print(f"{arguments.id} is being drained.")
+    return 0
+
+
+def agent_remove(arguments: argparse.Namespace) -> int:
+    _api(arguments).delete(f"/v1/agents/{arguments.id}")
+    print(f"{arguments.id} is removed; it must enroll anew to come back.")
+    return 0
+
+
+def token_create(arguments: argparse.Namespace) -> int:
+    offer = _api(arguments).post("/v1/tokens", json={"uses": arguments.uses, "ttl_s": arguments.ttl, "note": arguments.note})
+    if arguments.json:
+        print(json.dumps(offer, indent=2))
+    else:
+        print(f"Run this on the device (good for {arguments.uses} use{'s' if arguments.uses > 1 else ''}, {arguments.ttl} s):\n\n  {offer['command']}\n")
+    return 0
+
+
+def sla_validate(arguments: argparse.Namespace) -> int:
+    contract = parse_contract(_read(arguments.file))
+    if arguments.json:
+        print(contract.model_dump_json(indent=2))
+    else:
+        print(f"{arguments.file} is a valid SLA for {contract.service_id}.")
+    return 0
+
+
+def sla_apply(arguments: argparse.Namespace) -> int:
+    headers = {"If-Match": f'"{arguments.if_version}"'} if arguments.if_version is not None else None
+    applied = _api(arguments).post("/v1/slas", body=_read(arguments.file), headers=headers, timeout_s=60)
+    if arguments.json:
+        print(json.dumps(applied, indent=2))
+        return 0
+    done = "accepted" if applied["created"] else "updated"
+    print(f"SLA {applied['service_id']} {done} as version {applied['version']}: {applied['admission']['text']}")
+    return 0
+
+
+def sla_preview(arguments: argparse.Namespace) -> int:
+    admission = _api(arguments).post("/v1/slas:preview", body=_read(arguments.file), timeout_s=60)
+    print(json.dumps(admission, indent=2) if arguments.json else admission["text"])
+    return 0 if admission["verdict"] != "infeasible" else 1
+
+
+def sla_status(arguments: argparse.Namespace) -> int:
+    api = _api(arguments)
+    slas = [api.get(f"/v1/slas/{arguments.id}")] if arguments.id else api.get("/v1/slas")
+    columns = ("sla", "state", "p99 / promised", "answered / promised", "requests", "budget left", "plan", "why")
+    rows = [
+        (
+            s["service_id"], s["state"], f"{_number(s['p99_ms'])} / {s['contract']['latency_p99_ms']:g} ms",
+            f"{_percent(s['availability'], 3)} / {s['contract']['availability_sla']:.3%}", str(s["requests"]),
+            _percent(s["budget_left"]), str(s["running_epoch"] or "-"), s["text"],
+        )
+        for s in slas
+    ]  # fmt: skip
+    return _show(arguments, slas, columns, rows)
+
+
+def sla_delete(arguments: argparse.Namespace) -> int:
+    _api(arguments).delete(f"/v1/slas/{arguments.id}")
+    print(f"The SLA {arguments.id} is withdrawn.")
+    return 0
+
+
+def model_add(arguments: argparse.Namespace) -> int:
+    data = _read(arguments.file)
+    model = _api(arguments).put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
+    axis = f"its items are independent along the {model['split_axis']} axis" if model["split_axis"] else "no axis was proven to act item by item"
+    print(f"Model {model['name']} registered: {len(model['blocks'])} blocks, {axis}. It is served as the service {model['name']} once an SLA names it.")
+    return 0
+
+
+def model_list(arguments: argparse.Namespace) -> int:
+    models = _api(arguments).get("/v1/models")
+    rows = [
+        (m["name"], str(len(m["blocks"])), m["split_axis"] or "-", _mb(sum(b["param_bytes"] for b in m["blocks"])), f"{m['accuracy']:.2f}", m["sha256"][:12])
+        for m in models
+    ]
+    return _show(arguments, models, ("model", "blocks", "split axis", "weights", "accuracy", "sha256"), rows)
+
+
+def model_show(arguments: argparse.Namespace) -> int:
+    model = next((m for m in _api(arguments).get("/v1/models") if m["name"] == arguments.name), None)
+    if model is None:
+        raise NotFoundError(f"There is no model {arguments.name!r}; list them with: tidegate model list")
+    rows = [
+        (str(number), b["name"], f"{b['fixed_ms']:.2f}", f"{b['per_item_ms']:.2f}", _mb(b["param_bytes"]), f"{b['cut_bytes_per_item'] / 1024:.0f} KB")
+        for number, b in enumerate(model["blocks"])
+    ]
+    return _show(arguments, model, ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item"), rows)
+
+
+def service_add(arguments: argparse.Namespace) -> int:
+    service = _api(arguments).post("/v1/services", json={"builtin": arguments.name}, timeout_s=900)
+    print(f"Service {service['id']} registered: {' -> '.join(stage['name'] for stage in service['stages'])}")
+    return 0
+
+
+def service_list(arguments: argparse.Namespace) -> int:
+    services = _api(arguments).get("/v1/services")
+    rows = [(s["id"], " -> ".join(stage["name"] for stage in s["stages"])) for s in services]
+    return _show(arguments, services, ("service", "stages"), rows)
+
+
+def plan_show(arguments: argparse.Namespace) -> int:
+    plans = [p for p in _api(arguments).get("/v1/plans", service_id=arguments.service) if p["running"]]
+    rows = [
+        (p["service_id"], str(p["epoch"]), s["stage"], s["model"], s["agent"], f"{s['blocks'][0]}-{s['blocks'][1]} of {s['block_count']}",
+         _share(s["patch"]), _share(s["token"]), s["role"])
+        for p in plans
+        for s in p["shards"]
+    ]  # fmt: skip
+    return _show(arguments, plans, ("service", "plan", "stage", "model", "agent", "blocks", "patch", "token", "role"), rows)
+
+
+def plan_rollback(arguments: argparse.Namespace) -> int:
+    answer = _api(arguments).post(f"/v1/plans/{arguments.service}:rollback", timeout_s=180)
+    print(f"{arguments.service} runs its last good plan again, as plan {answer['epoch']}; it is pinned until: tidegate plan unpin {arguments.service}")
+    return 0
+
+
+def plan_pin(arguments: argparse.Namespace) -> int:
+    _api(arguments).post(f"/v1/plans/{arguments.service}:pin")
+    print(f"The plan of {arguments.service} is pinned; only the loss of a device moves it.")
+    return 0
+
+
+def plan_unpin(arguments: argparse.Namespace) -> int:
+    _api(arguments).post(f"/v1/plans/{arguments.service}:unpin")
+    print(f"The loop decides about {arguments.service} again.")
+    return 0
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    decisions = _api(arguments).get("/v1/decisions", service_id=arguments.service, limit=arguments.limit)
+    if arguments.json:
+        print(json.dumps(decisions, indent=2))
+        return 0
+    for decision in decisions:
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(decision['at_s']))}  {decision['sentence']}")
+        if decision["rationale"]:
+            print(f"    {decision['rationale']}")
+    return 0
+
+
+def _api(arguments: argparse.Namespace) -> ApiClient:
+    return ApiClient(arguments.url, key=arguments.key, ca_file=arguments.ca_file)
+
+
+def _read(name: str) -> bytes:
+    path = Path(name)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InvalidInputError(f"{name} has more than {MAX_FILE_BYTES} bytes.")
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInputError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def _show(arguments: argparse.Namespace, data: Any, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> int:
+    if arguments.json:
+        print(json.dumps(data, indent=2))
+        return 0
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width: give it room instead of folding lines that a script will read.
+    Console(width=None if sys.stdout.isatty() else 240, highlight=False).print(table)
+    return 0
+
+
+def _age(ms: float | None) -> str:
+    return "never" if ms is None else f"{ms / 1000:.1f} s ago"
+
+
+def _percent(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _mb(value: float | None) -> str:
+    return "-" if value is None else f"{value / (1 << 20):.1f} MB"
+
+
+def _share(span: list[int]) -> str:
+    return "all" if span == [0, 1000] else f"{span[0] / 10:.0f}-{span[1] / 10:.0f} %"
