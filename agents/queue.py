@@ -1,0 +1,206 @@
+"""The queue in front of one accelerator: who runs next, and who is told to come back later.
+
+Speech is an interrupt and overtakes; the others go by what is left of their deadline, divided by the weight of their modality.
+The queue is bounded. What cannot meet its deadline any more is shed with a time to retry after, never silently late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from sla.errors import OverloadedError
+
+Modality = Literal["vision", "speech", "text"]
+MODALITY_WEIGHT: dict[Modality, float] = {"vision": 1.5, "speech": 1.2, "text": 1.0}
+BUSY_WINDOW_S = 5.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket(Generic[T]):
+    """One piece of work in line; times are seconds of the queue's clock."""
+
+    payload: T
+    modality: Modality
+    deadline_s: float
+    expected_s: float
+    """How long it should run; 0 if unknown."""
+    arrived_s: float
+
+
+@dataclass(slots=True)
+class WaitingLine(Generic[T]):
+    """The order of the queue, without threads and without a clock of its own."""
+
+    max_depth: int
+    tickets: list[Ticket[T]] = field(default_factory=list)
+
+    def push(self, ticket: Ticket[T], *, busy_for_s: float = 0.0) -> None:
+        """Take a place in line. `busy_for_s` is how long the running work still takes.
+
+        Raises OverloadedError when the line is full, or when the wait alone is longer than the deadline allows.
+        """
+        ahead_s = busy_for_s + sum(
+            other.expected_s
+            for other in self.tickets
+            if _rank(other, ticket.arrived_s) <= _rank(ticket, ticket.arrived_s)
+        )
+        if len(self.tickets) >= self.max_depth:
+            raise OverloadedError(
+                f"The accelerator's queue is full: {self.max_depth} runs wait already.", retry_after_s=max(ahead_s, 0.1)
+            )
+        if ticket.arrived_s + ahead_s > ticket.deadline_s:
+            late_ms = (ticket.arrived_s + ahead_s - ticket.deadline_s) * 1000
+            raise OverloadedError(
+                f"The accelerator's queue is too long for this deadline by {late_ms:.0f} ms.",
+                retry_after_s=max(ahead_s, 0.1),
+            )
+        self.tickets.append(ticket)
+
+    def pop(self, now_s: float) -> tuple[Ticket[T] | None, list[Ticket[T]]]:
+        """The next to run (None if nobody waits), and those that can no longer meet their deadline: to be shed."""
+        hopeless = [ticket for ticket in self.tickets if now_s + ticket.expected_s > ticket.deadline_s]
+        if hopeless:
+            self.tickets = [ticket for ticket in self.tickets if ticket not in hopeless]
+        if not self.tickets:
+            return None, hopeless
+        chosen = min(self.tickets, key=lambda ticket: _rank(ticket, now_s))
+        self.tickets.remove(chosen)
+        return chosen, hopeless
+
+
+def _rank(ticket: Ticket[Any], now_s: float) -> tuple[bool, float, float]:
+    slack_s = ticket.deadline_s - now_s - ticket.expected_s
+    weight = MODALITY_WEIGHT[ticket.modality]
+    weighted = slack_s / weight if slack_s > 0 else slack_s * weight
+    return ticket.modality != "speech", weighted, ticket.arrived_s
+
+
+class RunTimes:
+    """How long runs of each kind took lately, to expect how long the next one takes."""
+
+    def __init__(self, *, memory: float = 0.2) -> None:
+        self._memory = memory
+        self._seconds: dict[str, float] = {}
+
+    def expected_s(self, key: str, items: int = 1) -> float:
+        """Expected seconds of a run with that many items; 0 if that kind never ran."""
+        return self._seconds.get(key, 0.0) * max(items, 1)
+
+    def ran(self, key: str, seconds: float, items: int = 1) -> None:
+        """Learn from one run."""
+        each = seconds / max(items, 1)
+        known = self._seconds.get(key)
+        self._seconds[key] = each if known is None else known + self._memory * (each - known)
+
+    def doubt(self, key: str) -> None:
+        """Expect less: work was turned away on the strength of this expectation, so nothing else will correct it."""
+        if key in self._seconds:
+            self._seconds[key] *= 0.8
+
+    def forget(self, key: str) -> None:
+        """Drop what is known of a kind that is gone."""
+        self._seconds.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    run: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class AcceleratorQueue:
+    """Runs blocking work of one accelerator in its own thread, in the order of a `WaitingLine`."""
+
+    def __init__(self, *, max_depth: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._line: WaitingLine[_Work] = WaitingLine(max_depth)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="accelerator")
+        self._running: Ticket[_Work] | None = None
+        self._running_since_s = 0.0
+        self._spans: list[tuple[float, float]] = []
+
+    @property
+    def depth(self) -> int:
+        """Runs that wait or run."""
+        return len(self._line.tickets) + (self._running is not None)
+
+    async def submit(
+        self, run: Callable[[], T], *, deadline_s: float, modality: Modality = "vision", expected_s: float = 0.0
+    ) -> T:
+        """The value of `run()`, called in the accelerator's thread; `deadline_s` is on the queue's clock.
+
+        Raises OverloadedError if it was never started. Work that was started is not interrupted.
+        """
+        now_s = self._clock()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(_Work(run, done), modality, deadline_s, expected_s, now_s)
+        self._line.push(ticket, busy_for_s=self._busy_for_s(now_s))
+        self._next()
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if ticket in self._line.tickets:
+                self._line.tickets.remove(ticket)
+            raise
+
+    def busy_share(self, *, window_s: float = BUSY_WINDOW_S) -> float:
+        """Share of the last `window_s` seconds in which the accelerator ran, [0, 1]."""
+        now_s = self._clock()
+        self._spans = [span for span in self._spans if span[1] > now_s - window_s]
+        spans = [*self._spans, (self._running_since_s, now_s)] if self._running else self._spans
+        return min(1.0, sum(stop - max(start, now_s - window_s) for start, stop in spans) / window_s)
+
+    def run_after(self, run: Callable[[], None]) -> None:
+        """Call `run` in the accelerator's thread after what runs there now; nobody waits for it."""
+        self._pool.submit(run)
+
+    def close(self) -> None:
+        """Turn away who waits and let the running work end."""
+        waiting, self._line.tickets = self._line.tickets, []
+        for ticket in waiting:
+            _refuse(ticket, "The agent is closing.", 1.0)
+        self._pool.shutdown(wait=False, cancel_futures=False)
+
+    def _busy_for_s(self, now_s: float) -> float:
+        if self._running is None:
+            return 0.0
+        return max(0.0, self._running_since_s + self._running.expected_s - now_s)
+
+    def _next(self) -> None:
+        if self._running is not None:
+            return
+        now_s = self._clock()
+        chosen, hopeless = self._line.pop(now_s)
+        for ticket in hopeless:
+            wait_ms = (now_s - ticket.arrived_s) * 1000
+            _refuse(ticket, f"The run waited {wait_ms:.0f} ms and can no longer meet its deadline.", ticket.expected_s)
+        if chosen is None:
+            return
+        self._running, self._running_since_s = chosen, now_s
+        started = asyncio.get_running_loop().run_in_executor(self._pool, chosen.payload.run)
+        started.add_done_callback(lambda future: self._ended(chosen, future))
+
+    def _ended(self, ticket: Ticket[_Work], future: asyncio.Future[Any]) -> None:
+        self._spans.append((self._running_since_s, self._clock()))
+        self._running = None
+        done = ticket.payload.done
+        error = None if future.cancelled() else future.exception()
+        if not done.done():
+            if future.cancelled():
+                done.cancel()
+            elif error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(future.result())
+        self._next()
+
+
+def _refuse(ticket: Ticket[_Work], sentence: str, retry_after_s: float) -> None:
+    if not ticket.payload.done.done():
+        ticket.payload.done.set_exception(OverloadedError(sentence, retry_after_s=max(retry_after_s, 0.1)))

@@ -1,0 +1,168 @@
+"""The agent's settings: read once, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.driver import DriverSettings
+from agents.enroll import parse_fingerprint, parse_url
+from agents.ingress import IngressSettings
+from agents.peers import PeerSettings
+from policies.platforms import PLATFORMS, Platform, platform
+from sla.errors import SettingsError
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSettings:
+    """How this agent finds and joins its controller."""
+
+    host: str
+    port: int
+    token: str | None = None
+    """Needed only until the device is enrolled."""
+    ca_fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """What this device is."""
+
+    platform: Platform
+    emulate: bool = False
+    zone: str = "default"
+    name: str = ""
+    """What the device calls itself; empty for the host's name."""
+    is_cloud: bool = False
+    budget_bytes: int = 0
+    """Memory for shards; 0 for the platform's figure or half of the memory."""
+    threads: int = 1
+    """Threads of one shard's run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorSettings:
+    """Where this agent listens; 0 takes any free port."""
+
+    host: str = "127.0.0.1"
+    """Of the peer door, which is always under mutual TLS."""
+    peer_port: int = 0
+    advertise_host: str = ""
+    """What peers should dial; empty for `host`, or for the address that reaches the controller when `host` is a wildcard."""
+    ingress_host: str = "127.0.0.1"
+    ingress_port: int = 0
+    ingress_tls: bool = False
+    """Mutual TLS at the ingress: clients need a certificate by the cluster's CA."""
+
+    def __post_init__(self) -> None:
+        if not self.ingress_tls and self.ingress_host not in _LOOPBACK:
+            raise SettingsError(
+                f"The ingress would listen on {self.ingress_host} without TLS; use a loopback address or --ingress-tls."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """All of it."""
+
+    join: JoinSettings
+    device: DeviceSettings
+    doors: DoorSettings = field(default_factory=DoorSettings)
+    directory: Path = Path("tidegate-agent")
+    """Key, certificate, cached shards, routes."""
+    cache_max_bytes: int = 4 << 30
+    drain_grace_s: float = 30.0
+    queue_depth: int = 64
+    embedded: bool = False
+    """The agent is not the process: it leaves signals alone."""
+    driver: DriverSettings = field(default_factory=DriverSettings)
+    peers: PeerSettings = field(default_factory=PeerSettings)
+    ingress: IngressSettings = field(default_factory=IngressSettings)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> AgentSettings:
+    """The settings that a command line says. Raises SettingsError or InvalidInputError; exits for `--help` and unknown options."""
+    options = _parser().parse_args(argv)
+    host, port = parse_url(options.controller)
+    return AgentSettings(
+        join=JoinSettings(
+            host=host,
+            port=port,
+            token=_token(options),
+            ca_fingerprint=parse_fingerprint(options.ca_fingerprint) if options.ca_fingerprint else None,
+        ),
+        device=DeviceSettings(
+            platform=platform(options.platform),
+            emulate=options.emulate,
+            zone=options.zone,
+            name=options.name,
+            is_cloud=options.cloud,
+            budget_bytes=options.memory_mb << 20,
+            threads=options.threads,
+        ),
+        doors=DoorSettings(
+            host=options.host,
+            peer_port=options.peer_port,
+            advertise_host=options.advertise_host,
+            ingress_host=options.ingress_host,
+            ingress_port=options.ingress_port,
+            ingress_tls=options.ingress_tls,
+        ),
+        directory=Path(options.dir),
+        cache_max_bytes=options.cache_mb << 20,
+        embedded=options.embedded,
+    )
+
+
+def _token(options: argparse.Namespace) -> str | None:
+    if not options.token_file:
+        return options.token or None
+    try:
+        return Path(options.token_file).read_text().strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The join token in {options.token_file} cannot be read: {error}.") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tidegate-agent", description="Joins a Tidegate controller and runs shards.")
+    parser.add_argument("--controller", required=True, help="HOST:PORT of the controller's agent door")
+    parser.add_argument("--token", default="", help="join token; needed once")
+    parser.add_argument("--token-file", default="", help="a file that holds the join token")
+    parser.add_argument("--ca-fingerprint", default="", help="sha256 of the controller's CA; needed with the token")
+    parser.add_argument("--platform", default="x86", help=f"one of {', '.join(PLATFORMS)}")
+    parser.add_argument("--emulate", action="store_true", help="play the platform on this machine's CPU")
+    parser.add_argument("--dir", default="tidegate-agent", help="directory of the agent's key, cache and routes")
+    parser.add_argument("--zone", default="default")
+    parser.add_argument("--name", default="", help="what the device calls itself")
+    parser.add_argument("--cloud", action="store_true", help="this agent runs in the cloud")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the peer door (mutual TLS)")
+    parser.add_argument("--advertise-host", default="", help="address that peers should dial")
+    parser.add_argument("--peer-port", type=_port, default=0)
+    parser.add_argument("--ingress-host", default="127.0.0.1")
+    parser.add_argument("--ingress-port", type=_port, default=0)
+    parser.add_argument("--ingress-tls", action="store_true", help="mutual TLS at the ingress")
+    parser.add_argument("--memory-mb", type=_natural, default=0, help="memory for shards")
+    parser.add_argument("--cache-mb", type=_natural, default=4096, help="disk for cached shards")
+    parser.add_argument("--threads", type=_natural, default=1, help="threads of one shard's run")
+    parser.add_argument(
+        "--embedded", action="store_true", help="do not touch signals: the agent is part of another process"
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port; accepted is 0 to 65535")
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 1 << 24:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return value
