@@ -1,0 +1,310 @@
+"""What one shard, one link and everybody else's work cost: the numbers that prediction and solver share.
+
+Run times come from the profile, scaled by the agent's slowdown, and are corrected by what was measured. Corrections are
+ratios, shrunk in three steps while samples are few: a shard toward its agent, an agent toward the fleet, the fleet
+toward one. So an agent that was never measured does not look better than the others merely because nobody looked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from policies.fleet import AgentView, LinkView
+from policies.ids import AgentId, ModelName, ServiceId, StageName
+from policies.latency import Floats
+from policies.plan import GRAIN, Plan, Span
+from policies.service import ModelProfile, OnnxStage, PythonStage
+from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
+from sla.errors import NotFoundError
+
+
+class PredictSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How plans are predicted; shares are in [0, 1]."""
+
+    memory_headroom: float = 0.15
+    """Share of an agent's budget that no plan may use: a plan that fits by a hair dies at warm-up."""
+    run_variation: float = 0.25
+    """Standard deviation of a run over its mean, before it was measured."""
+    hop_overhead_ms: float = 1.0
+    """Framing, scheduling and copying of one hop."""
+    prior_samples: float = 20.0
+    """How many samples weigh as much as the model."""
+    measure_half_life_ms: float = 60_000.0
+    """A measurement of this age counts half."""
+    foreign_load_cap: float = 0.6
+    """A device that is busy with others' work still gives us this much less than all: the system's fair share."""
+    sigma_unmeasured: float = 0.25
+    """Log-error of a predicted p99 before anything was measured ..."""
+    sigma_measured: float = 0.15
+    """... and when all of the plan's shards were."""
+    sigma_capacity: float = 0.2
+    """Log-error of a predicted throughput."""
+    sigma_availability: float = 0.7
+    """Log-error of a predicted unavailability."""
+    push_bytes_per_s: float = 25e6
+    """Speed at which shards are pushed to an agent."""
+    load_ms_per_mb: float = 4.0
+    """Time to open, warm up and check a shard."""
+    stale_after_ms: float = 5_000.0
+    """An agent's report older than this may raise doubt but justifies no move."""
+    link_stale_after_ms: float = 30_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSums:
+    """Prefix sums over a model's blocks, so that any span costs two look-ups."""
+
+    model: ModelProfile
+    fixed_ms: Floats
+    per_item_ms: Floats
+    param_bytes: Floats
+
+    @staticmethod
+    def of(model: ModelProfile) -> ProfileSums:
+        def prefix(values: list[float]) -> Floats:
+            return np.concatenate(([0.0], np.cumsum(np.array(values, dtype=np.float64))))
+
+        return ProfileSums(
+            model,
+            prefix([b.fixed_ms for b in model.blocks]),
+            prefix([b.per_item_ms for b in model.blocks]),
+            prefix([float(b.param_bytes) for b in model.blocks]),
+        )
+
+    def run_ms(self, span: Span, items: float) -> float:
+        """Time of one run on the reference core."""
+        fixed = self.fixed_ms[span.stop] - self.fixed_ms[span.start]
+        return float(fixed + (self.per_item_ms[span.stop] - self.per_item_ms[span.start]) * items)
+
+    def params(self, span: Span) -> int:
+        return int(self.param_bytes[span.stop] - self.param_bytes[span.start])
+
+    def bytes_before(self, block: int) -> int:
+        """Bytes per item that a shard starting at `block` is sent."""
+        return self.model.input_bytes_per_item if block == 0 else self.model.blocks[block - 1].cut_bytes_per_item
+
+    @property
+    def whole(self) -> Span:
+        return Span(0, len(self.model.blocks))
+
+
+@dataclass(slots=True)
+class Load:
+    """Work that keeps one agent busy: `busy` is its utilisation, `second_ms` is sum of rate x E[run^2] (per ms)."""
+
+    busy: float = 0.0
+    second_ms: float = 0.0
+
+    def add(self, rate_per_ms: float, mean_ms: float, std_ms: float) -> None:
+        self.busy += rate_per_ms * mean_ms
+        self.second_ms += rate_per_ms * (mean_ms * mean_ms + std_ms * std_ms)
+
+
+MAX_BUSY = 0.98
+"""Waits are computed for at most this utilisation; beyond it the queue has no steady state and risk says so."""
+
+
+def mean_wait_ms(load: Load) -> float:
+    """Mean time in the queue of an M/G/1 server. Source: Pollaczek-Khinchine formula."""
+    return load.second_ms / (2.0 * (1.0 - min(load.busy, MAX_BUSY)))
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Log-ratios of measured over modelled run time."""
+
+    fleet: float = 0.0
+    agents: dict[AgentId, float] = field(default_factory=dict)
+    shards: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Measure key -> log-ratio, trust in [0, 1], measured variation (std over mean)."""
+
+
+class CostModel:
+    """Costs under one snapshot; build it once per decision, it caches what does not depend on the plan."""
+
+    def __init__(self, snapshot: Snapshot, settings: PredictSettings | None = None) -> None:
+        self.snapshot = snapshot
+        self.settings = settings or PredictSettings()
+        self.agents: dict[AgentId, AgentView] = snapshot.fleet.agents
+        self._sums: dict[ModelName, ProfileSums] = {}
+        self._links: dict[tuple[AgentId, AgentId], LinkView] = {}
+        self._items: dict[tuple[ServiceId, StageName], float] = {}
+        self.calibration = self._calibrate()
+
+    def view(self, service_id: ServiceId) -> ServiceView:
+        """Raises NotFoundError."""
+        view = self.snapshot.services.get(service_id)
+        if view is None:
+            raise NotFoundError(f"There is no service {service_id!r}.")
+        return view
+
+    def sums(self, model: ModelName) -> ProfileSums:
+        """Raises NotFoundError for a model that is not registered."""
+        found = self._sums.get(model)
+        if found is None:
+            profile = self.snapshot.models.get(model)
+            if profile is None:
+                raise NotFoundError(f"There is no model {model!r}.")
+            found = self._sums[model] = ProfileSums.of(profile)
+        return found
+
+    def link(self, src: AgentId, dst: AgentId) -> LinkView:
+        found = self._links.get((src, dst))
+        if found is None:
+            found = self._links[src, dst] = self.snapshot.fleet.link(src, dst)
+        return found
+
+    def entry(self, view: ServiceView) -> AgentId | None:
+        """Where requests come in: as measured, else the fastest live agent, at the edge if there is one."""
+        if view.entry is not None and view.entry in self.agents:
+            return view.entry
+        live = [a for a in self.agents.values() if a.state == "live"] or list(self.agents.values())
+        return min(live, key=lambda a: (a.is_cloud, a.slowdown, a.id)).id if live else None
+
+    def run_ms(self, stage: StageName, model: ModelName, agent: AgentId, span: Span, items: float) -> float:
+        """Mean time of one run of a shard on an agent."""
+        device = self.agents[agent]
+        return self.sums(model).run_ms(span, items) * device.slowdown * math.exp(self._ratio(stage, agent, span))
+
+    def agent_factor(self, agent: AgentId) -> float:
+        """Time on this agent over time on the reference core, for a shard that was never measured there."""
+        return self.agents[agent].slowdown * math.exp(self.calibration.agents.get(agent, self.calibration.fleet))
+
+    def variation(self, stage: StageName, agent: AgentId, span: Span) -> float:
+        """Standard deviation of a run over its mean."""
+        known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+        prior = self.settings.run_variation
+        return prior if known is None else prior + known[1] * (known[2] - prior)
+
+    def trust(self, stage: StageName, agent: AgentId, span: Span) -> float:
+        """How much of a shard's time is measurement rather than model, [0, 1]."""
+        known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+        return 0.0 if known is None else known[1]
+
+    def python_ms(self, view: ServiceView, stage: PythonStage, agent: AgentId | None) -> float:
+        measure = view.measures.get(measure_key(stage.name, agent, 0, 0)) if agent is not None else None
+        if measure is None or measure.count <= 0:
+            return stage.typical_ms
+        trust = self._weight(measure) / (self._weight(measure) + self.settings.prior_samples)
+        return stage.typical_ms + trust * (measure.mean_ms - stage.typical_ms)
+
+    def items(self, view: ServiceView, stage: OnnxStage) -> float:
+        """Items of one request: the profile's typical number until the running plan's lanes were all measured."""
+        key = (view.spec.id, stage.name)
+        if key not in self._items:
+            self._items[key] = self._items_of(view, stage)
+        return self._items[key]
+
+    def foreign_busy(self, agent: AgentId) -> float:
+        return min(max(self.agents[agent].cpu_saturation, 0.0), self.settings.foreign_load_cap)
+
+    def background(self, service_id: ServiceId) -> dict[AgentId, Load]:
+        """What other services' running plans and work that is not ours put on each agent."""
+        loads = {agent: Load(busy=self.foreign_busy(agent)) for agent in self.agents}
+        for other, view in self.snapshot.services.items():
+            if other != service_id and view.running is not None:
+                self.add_load(loads, view, view.running)
+        return loads
+
+    def add_load(self, loads: dict[AgentId, Load], view: ServiceView, plan: Plan) -> None:
+        """Add what `plan` puts on each agent at the load that `view` must carry; agents that are gone are left out."""
+        rate_per_ms = required_rps(view) / 1000.0
+        for stage, agent, model, span, items in self.runs(view, plan):
+            mean = self.run_ms(stage, model, agent, span, items)
+            loads[agent].add(rate_per_ms, mean, mean * self.variation(stage, agent, span))
+        entry = self.entry(view)
+        if entry is not None and entry in loads:
+            for step in view.spec.stages:
+                if isinstance(step, PythonStage):
+                    mean = self.python_ms(view, step, entry)
+                    loads[entry].add(rate_per_ms, mean, mean * self.settings.run_variation)
+
+    def runs(self, view: ServiceView, plan: Plan) -> Iterator[tuple[StageName, AgentId, ModelName, Span, float]]:
+        """Every shard of a plan that one request runs, with its items; agents that are gone are left out."""
+        stages = {stage.name: stage for stage in view.spec.onnx_stages()}
+        for planned in plan.stages:
+            stage = stages.get(planned.stage)
+            if stage is None or planned.model not in self.snapshot.models:
+                continue
+            items = self.items(view, stage)
+            for lane in planned.lanes:
+                share = items * len(lane.share) / GRAIN
+                for shard in lane.shards:
+                    if shard.agent in self.agents:
+                        yield planned.stage, shard.agent, planned.model, shard.blocks, share
+
+    def _ratio(self, stage: StageName, agent: AgentId, span: Span) -> float:
+        known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+        if known is not None:
+            return known[0]
+        return self.calibration.agents.get(agent, self.calibration.fleet)
+
+    def _weight(self, measure: StageMeasure) -> float:
+        age_ms = max(0.0, measure.age_ms)
+        return min(200.0, measure.count) * math.pow(0.5, min(60.0, age_ms / self.settings.measure_half_life_ms))
+
+    def _items_of(self, view: ServiceView, stage: OnnxStage) -> float:
+        planned = next((s for s in view.running.stages if s.stage == stage.name), None) if view.running else None
+        if planned is None or stage.axis is None:
+            return stage.items
+        total, trust = 0.0, 1.0
+        for lane in planned.lanes:
+            head = lane.shards[0]
+            measure = view.measures.get(measure_key(stage.name, head.agent, head.blocks.start, head.blocks.stop))
+            if measure is None or measure.count <= 0 or not math.isfinite(measure.items):
+                return stage.items
+            weight = self._weight(measure)
+            trust = min(trust, weight / (weight + self.settings.prior_samples))
+            total += measure.items
+        return stage.items + trust * (max(total, 1.0) - stage.items)
+
+    def _measured(self) -> Iterator[tuple[str, AgentId, float, float, float]]:
+        """Measure key, agent, log-ratio, weight and variation of everything that was measured of running plans."""
+        for view in self.snapshot.services.values():
+            if view.running is None or not view.measures:
+                continue
+            for planned in view.running.stages:
+                if planned.model not in self.snapshot.models:
+                    continue
+                sums = self.sums(planned.model)
+                places = {(shard.agent, shard.blocks) for lane in planned.lanes for shard in lane.shards}
+                places |= {(agent, sums.whole) for agent in planned.fallback}
+                for agent, span in sorted(places):
+                    key = measure_key(planned.stage, agent, span.start, span.stop)
+                    measure = view.measures.get(key)
+                    if measure is None or measure.count <= 0 or not measure.mean_ms > 0 or agent not in self.agents:
+                        continue
+                    modelled = sums.run_ms(span, measure.items) * self.agents[agent].slowdown
+                    if modelled > 0:
+                        ratio = min(max(math.log(measure.mean_ms / modelled), -2.0), 2.0)
+                        yield key, agent, ratio, self._weight(measure), min(measure.std_ms / measure.mean_ms, 3.0)
+
+    def _calibrate(self) -> Calibration:
+        prior = self.settings.prior_samples
+        seen = list(self._measured())
+        if not seen:
+            return Calibration()
+
+        def shrunk(pairs: list[tuple[float, float]], toward: float) -> float:
+            return (sum(r * w for r, w in pairs) + prior * toward) / (sum(w for _, w in pairs) + prior)
+
+        fleet = shrunk([(ratio, weight) for _, _, ratio, weight, _ in seen], 0.0)
+        by_agent: dict[AgentId, list[tuple[float, float]]] = {}
+        for _, agent, ratio, weight, _ in seen:
+            by_agent.setdefault(agent, []).append((ratio, weight))
+        agents = {agent: shrunk(pairs, fleet) for agent, pairs in by_agent.items()}
+        shards = {
+            key: (shrunk([(ratio, weight)], agents[agent]), weight / (weight + prior), variation)
+            for key, agent, ratio, weight, variation in seen
+        }
+        return Calibration(fleet, agents, shards)
+
+
+def required_rps(view: ServiceView) -> float:
+    """What must be carried: what the contract promises, or what is offered if that is more."""
+    return max(view.contract.throughput_rps, view.offered_rps)

@@ -1,0 +1,337 @@
+"""Ways to run one stage, as tables of numbers: every single agent, every cut over two agents, every split of the items.
+
+A *chain* takes some share of the items through one or two agents. A *layout* is one to three chains side by side (lanes)
+that together take all items. Tables hold what a layout costs, so that the search adds and compares arrays instead of
+building plans; only what wins is turned into a `StagePlan`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.costs import CostModel, ProfileSums
+from policies.fleet import AgentView
+from policies.ids import AgentId
+from policies.latency import Floats
+from policies.limits import may_hold
+from policies.plan import GRAIN, Lane, Span, StagePlan, make_lane
+from policies.service import OnnxStage
+from policies.snapshot import ServiceView
+
+Ints = npt.NDArray[np.int64]
+
+MAX_CUTS = 7
+MAX_PAIR_CHAINS = 25
+MAX_TRIPLE_CHAINS = 12
+MAX_SHARES = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Terrain:
+    """The agents that may be used, as rows of numbers; links from the entry and between agents in milliseconds."""
+
+    agents: tuple[AgentView, ...]
+    factor: Floats
+    """[A] time over that of the reference core."""
+    rtt: Floats
+    """[A+1, A]; the last row is the entry."""
+    jitter_variance: Floats
+    ms_per_byte: Floats
+
+    @staticmethod
+    def of(costs: CostModel, agents: Sequence[AgentView], entry: AgentId | None) -> Terrain:
+        count = len(agents)
+        rtt, jitter, per_byte = (np.zeros((count + 1, count)) for _ in range(3))
+        for row, src in enumerate([*(agent.id for agent in agents), entry]):
+            for column, dst in enumerate(agents):
+                if src is None or src == dst.id:
+                    continue
+                link = costs.link(src, dst.id)
+                rtt[row, column], jitter[row, column] = link.rtt_ms, link.jitter_ms**2
+                per_byte[row, column] = 1000.0 / max(link.bandwidth_bytes_per_s, 1.0)
+        factor = np.array([costs.agent_factor(agent.id) for agent in agents])
+        return Terrain(tuple(agents), factor, rtt, jitter, per_byte)
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """C chains of one model: costs per run (`fixed`) and per item."""
+
+    head: Ints
+    tail: Ints
+    """Equal to `head` for a chain of one agent."""
+    cut: Ints
+    """First block of the tail; the number of blocks for a chain of one agent."""
+    busy_fixed: Floats
+    """[C, A]"""
+    busy_item: Floats
+    delay_fixed: Floats
+    """[C] links and overhead."""
+    delay_item: Floats
+    jitter_variance: Floats
+    link_item: Floats
+    """[C] transfer time per item of the slowest link."""
+    params: Floats
+    """[C, A] bytes."""
+    active: Floats
+    """[C, A] one where the chain runs, for activations."""
+    blocks: int = 1
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """L layouts of one stage; rows index all arrays."""
+
+    stage: OnnxStage
+    chains: tuple[Chains, ...]
+    """One per variant."""
+    variants: tuple[str, ...]
+    busy: Floats
+    """[L, A] milliseconds per request."""
+    delay: Floats
+    """[L] expected time without queues."""
+    variance: Floats
+    jitter_variance: Floats
+    link: Floats
+    """[L] transfer time per request on the slowest link."""
+    memory: Floats
+    """[L, A]"""
+    accuracy: Floats
+    hops: Floats
+    """[L] number of shards."""
+    lanes: Ints
+    """[L, 6]: variant, chain of each lane (-1: none), then where the shares of lanes 0 and 1 end."""
+
+    def __len__(self) -> int:
+        return len(self.delay)
+
+    def take(self, rows: Ints) -> Table:
+        names = ("busy", "delay", "variance", "jitter_variance", "link", "memory", "accuracy", "hops", "lanes")
+        return Table(self.stage, self.chains, self.variants, *(getattr(self, name)[rows] for name in names))
+
+    def signature(self, row: int) -> tuple[int, ...]:
+        """What makes a layout a different idea, not just another share or cut: variant and the agents of each lane."""
+        variant, *lanes = (int(x) for x in self.lanes[row, :4])
+        chains = self.chains[variant]
+        pairs = sorted(int(chains.head[c]) * 1000 + int(chains.tail[c]) for c in lanes if c >= 0)
+        return (variant, *pairs)
+
+    def stage_plan(self, row: int, terrain: Terrain) -> StagePlan:
+        """The layout as a plan of its stage, without fallback."""
+        variant, *rest = (int(x) for x in self.lanes[row])
+        numbers, ends = [c for c in rest[:3] if c >= 0], [*rest[3:5], GRAIN]
+        axis = self.stage.axis if len(numbers) > 1 else None
+        lanes: list[Lane] = []
+        start = 0
+        for at, number in enumerate(numbers):
+            stop = GRAIN if at == len(numbers) - 1 else ends[at]
+            hops = self._hops(variant, number, terrain)
+            lanes.append(make_lane(self.stage.name, self.stage.variants[variant], axis, Span(start, stop), hops))
+            start = stop
+        model = self.stage.variants[variant]
+        return StagePlan(stage=self.stage.name, model=model, axis=axis, lanes=tuple(lanes))
+
+    def _hops(self, variant: int, number: int, terrain: Terrain) -> tuple[tuple[AgentId, Span], ...]:
+        chains = self.chains[variant]
+        head, tail, cut = int(chains.head[number]), int(chains.tail[number]), int(chains.cut[number])
+        if head == tail:
+            return ((terrain.agents[head].id, Span(0, cut)),)
+        return ((terrain.agents[head].id, Span(0, cut)), (terrain.agents[tail].id, Span(cut, chains.blocks)))
+
+
+def chains_of(
+    stage: OnnxStage, sums: ProfileSums, terrain: Terrain, view: ServiceView, hop_overhead_ms: float
+) -> Chains | None:
+    """All chains of one or two agents that zones and privacy allow; None when there is none."""
+    whole = sums.whole
+    cuts = np.array(choose_cuts(sums), dtype=np.int64)
+    parts: list[tuple[Ints, Ints, Ints]] = []
+    heads = [a for a, agent in enumerate(terrain.agents) if may_hold(agent, view.contract, stage, whole)]
+    tails = [a for a, agent in enumerate(terrain.agents) if may_hold(agent, view.contract, stage, Span(1, whole.stop))]
+    for a in heads:
+        parts.append((np.array([a]), np.array([a]), np.array([whole.stop])))
+        for b in tails:
+            if a != b and len(cuts):
+                parts.append((np.full(len(cuts), a), np.full(len(cuts), b), cuts))
+    if not parts:
+        return None
+    head, tail, cut = (np.concatenate([part[at] for part in parts]) for at in range(3))
+    return _priced(head, tail, cut, sums, terrain, hop_overhead_ms)
+
+
+def choose_cuts(sums: ProfileSums) -> list[int]:
+    """At most `MAX_CUTS` block boundaries: spread over the run time, and the narrowest of each stretch."""
+    inner = list(range(1, sums.whole.stop))
+    if len(inner) <= MAX_CUTS:
+        return inner
+    reached = (sums.fixed_ms + sums.per_item_ms) / max(1e-9, float(sums.fixed_ms[-1] + sums.per_item_ms[-1]))
+    buckets: dict[int, list[int]] = {}
+    for cut in inner:
+        buckets.setdefault(min(MAX_CUTS - 1, int(reached[cut] * MAX_CUTS)), []).append(cut)
+    return sorted(min(group, key=sums.bytes_before) for group in buckets.values())
+
+
+def _priced(head: Ints, tail: Ints, cut: Ints, sums: ProfileSums, terrain: Terrain, hop_overhead_ms: float) -> Chains:
+    rows, count, blocks = np.arange(len(head)), len(terrain.agents), sums.whole.stop
+    two = (head != tail).astype(np.float64)
+    per_cut = np.array([float(sums.bytes_before(b)) for b in range(blocks + 1)])
+    answer = per_cut[blocks]
+
+    def spread(prefix: Floats, factor: Floats) -> Floats:
+        out = np.zeros((len(head), count))
+        out[rows, head] += prefix[cut] * factor[head]
+        out[rows, tail] += (prefix[-1] - prefix[cut]) * factor[tail]
+        return out
+
+    ones = np.ones(count)
+    first = terrain.ms_per_byte[count, head] * (per_cut[0] + answer)
+    second = two * terrain.ms_per_byte[head, tail] * (per_cut[cut] + answer)
+    active = np.zeros((len(head), count))
+    active[rows, head] = active[rows, tail] = 1.0
+    return Chains(
+        head=head, tail=tail, cut=cut,
+        busy_fixed=spread(sums.fixed_ms, terrain.factor),
+        busy_item=spread(sums.per_item_ms, terrain.factor),
+        delay_fixed=terrain.rtt[count, head] + two * terrain.rtt[head, tail] + hop_overhead_ms * (1.0 + two),
+        delay_item=first + second,
+        jitter_variance=terrain.jitter_variance[count, head] + two * terrain.jitter_variance[head, tail],
+        link_item=np.maximum(first, second),
+        params=spread(sums.param_bytes, ones),
+        active=active,
+        blocks=blocks,
+    )  # fmt: skip
+
+
+def table_of(
+    stage: OnnxStage, variants: Sequence[tuple[str, ProfileSums]], terrain: Terrain, costs: CostModel, view: ServiceView
+) -> Table | None:
+    """Every layout of a stage over all given variants; None when no agent may run it."""
+    items = costs.items(view, stage)
+    kept: list[Chains] = []
+    names: list[str] = []
+    parts: list[tuple[Floats, ...]] = []
+    lanes: list[Ints] = []
+    for name, sums in variants:
+        chains = chains_of(stage, sums, terrain, view, costs.settings.hop_overhead_ms)
+        if chains is None:
+            continue
+        splittable = stage.axis is not None and sums.model.split_axis is not None and round(items) >= 2
+        layouts = _combinations(chains, items, splittable)
+        layouts[:, 0] = stage.variants.index(name)
+        parts.append(_costs_of(layouts, chains, sums, items, costs.settings.run_variation))
+        lanes.append(layouts)
+        names.append(name)
+        kept.append(chains)
+    if not parts:
+        return None
+    by_variant = dict(zip(names, kept, strict=True))
+    chains_by_index = tuple(by_variant.get(name, kept[0]) for name in stage.variants)
+    busy, delay, variance, jitter, link, memory, accuracy, hops = (
+        np.concatenate([p[at] for p in parts]) for at in range(8)
+    )
+    return Table(
+        stage, chains_by_index, tuple(stage.variants), busy, delay, variance, jitter, link, memory, accuracy, hops,
+        np.concatenate(lanes),
+    )  # fmt: skip
+
+
+def _combinations(chains: Chains, items: float, splittable: bool) -> Ints:
+    """Rows of `Table.lanes` for one variant: each chain alone, then pairs and triples with shares."""
+    alone = np.full((len(chains), 6), -1, dtype=np.int64)
+    alone[:, 1], alone[:, 4:] = np.arange(len(chains)), GRAIN
+    if not splittable:
+        return alone
+    speed = 1.0 / (chains.delay_item + chains.busy_item.sum(axis=1) + 1e-9)
+    return np.concatenate([alone, _pairs(chains, items), _triples(chains, speed, items)])
+
+
+def _pairs(chains: Chains, items: float) -> Ints:
+    some = _varied(chains, MAX_PAIR_CHAINS)
+    first, second = np.array(list(itertools.combinations(some, 2)), dtype=np.int64).reshape(-1, 2).T
+    apart = chains.head[first] != chains.head[second]
+    first, second = first[apart], second[apart]
+    ends = np.array(_share_ends(items), dtype=np.int64)
+    rows = np.full((len(first) * len(ends), 6), -1, dtype=np.int64)
+    rows[:, 1], rows[:, 2] = np.repeat(first, len(ends)), np.repeat(second, len(ends))
+    rows[:, 4], rows[:, 5] = np.tile(ends, len(first)), GRAIN
+    return rows
+
+
+def _triples(chains: Chains, speed: Floats, items: float) -> Ints:
+    rows = []
+    whole = round(items)
+    for trio in itertools.combinations(_varied(chains, MAX_TRIPLE_CHAINS), 3):
+        if whole < 3 or len({int(chains.head[c]) for c in trio}) < 3:
+            continue
+        reached = np.cumsum(speed[list(trio)])
+        one = min(max(1, round(whole * float(reached[0] / reached[2]))), whole - 2)
+        two = min(max(one + 1, round(whole * float(reached[1] / reached[2]))), whole - 1)
+        rows.append((-1, *trio, _share_end(one, whole), _share_end(two, whole)))
+    return np.array(rows, dtype=np.int64).reshape(-1, 6)
+
+
+def _varied(chains: Chains, limit: int) -> list[int]:
+    """Chains worth combining: those of one agent, then for each pair of agents the cuts that balance it best."""
+    work = chains.busy_fixed + chains.busy_item
+    hardest = work.max(axis=1) + chains.delay_item
+    best: dict[tuple[int, int], list[int]] = {}
+    for c in np.argsort(hardest, kind="stable"):
+        best.setdefault((int(chains.head[c]), int(chains.tail[c])), []).append(int(c))
+    ranked = sorted(best.items(), key=lambda pair: (pair[0][0] != pair[0][1], float(hardest[pair[1][0]])))
+    rounds = [group[depth] for depth in range(2) for _, group in ranked if len(group) > depth]
+    return rounds[:limit]
+
+
+def _share_ends(items: float) -> list[int]:
+    """Where the first of two lanes may end, so that a typical request is cut between items."""
+    whole = round(items)
+    counts = range(1, whole) if whole <= MAX_SHARES + 1 else {
+        max(1, round(whole * at / (MAX_SHARES + 1))) for at in range(1, MAX_SHARES + 1)
+    }  # fmt: skip
+    return [_share_end(count, whole) for count in sorted(counts)]
+
+
+def _share_end(count: int, whole: int) -> int:
+    """The smallest share that holds `count` of `whole` items (see `policies.plan.items_of`)."""
+    return min(GRAIN, -(-count * GRAIN // whole))
+
+
+def _costs_of(layouts: Ints, chains: Chains, sums: ProfileSums, items: float, variation: float) -> tuple[Floats, ...]:
+    """The columns of `Table`, from `busy` to `hops`."""
+    count, agents = len(layouts), chains.busy_fixed.shape[1]
+    busy, memory = np.zeros((count, agents)), np.zeros((count, agents))
+    delay, variance, jitter, link, hops = (np.zeros(count) for _ in range(5))
+    starts = np.zeros(count)
+    for lane in range(3):
+        number = layouts[:, 1 + lane]
+        used = number >= 0
+        if not used.any():
+            break
+        rows = np.flatnonzero(used)
+        c = number[rows]
+        last = (lane == 2) | (layouts[rows, min(2 + lane, 3)] < 0)
+        stops = np.where(last, GRAIN, layouts[rows, 4 + min(lane, 1)]).astype(np.float64)
+        share = items * (stops - starts[rows]) / GRAIN
+        starts[rows] = stops
+        work = chains.busy_fixed[c] + share[:, None] * chains.busy_item[c]
+        busy[rows] += work
+        memory[rows] += (
+            chains.params[c] + chains.active[c] * (sums.model.activation_bytes * np.maximum(1.0, share))[:, None]
+        )
+        time = chains.delay_fixed[c] + share * chains.delay_item[c] + work.sum(axis=1)
+        slower = time > delay[rows]
+        spread = (variation * work) ** 2
+        variance[rows] = np.where(slower, spread.sum(axis=1) + chains.jitter_variance[c], variance[rows])
+        delay[rows] = np.maximum(delay[rows], time)
+        jitter[rows] = np.maximum(jitter[rows], chains.jitter_variance[c])
+        link[rows] = np.maximum(link[rows], share * chains.link_item[c])
+        hops[rows] += chains.active[c].sum(axis=1)
+    return busy, delay, variance, jitter, link, memory, np.full(count, sums.model.accuracy), hops

@@ -1,0 +1,301 @@
+"""What a plan would do under a snapshot's load: the whole latency distribution, and everything else that is judged.
+
+Stages run one after the other (their times convolve), the lanes of a stage side by side (the slowest counts), the shards of a
+lane one after the other. Each hop pays a link (round trip, bytes over bandwidth, jitter), a queue (M/G/1 at the
+agent's utilisation by all services), and a run. Answers return along the chain, so a link is crossed both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.costs import MAX_BUSY, CostModel, Load, PredictSettings, mean_wait_ms, required_rps
+from policies.decision import Prediction
+from policies.fleet import AgentView
+from policies.ids import AgentId, ServiceId
+from policies.latency import Distribution, Grid, Track, normal_cdf_at, pipeline
+from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of
+from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
+from policies.service import OnnxStage, PythonStage
+from policies.snapshot import Snapshot
+
+EXACT_AVAILABILITY_AGENTS = 8
+
+
+@dataclass(slots=True)
+class _LaneTime:
+    """One lane before it is put on a grid: what adds up, and the queues it stands in."""
+
+    mean_ms: float = 0.0
+    variance: float = 0.0
+    jitter_variance: float = 0.0
+    queues: list[tuple[float, float]] = field(default_factory=list)
+    """(utilisation, mean wait) of each agent on the way."""
+
+    def expected_ms(self) -> float:
+        return self.mean_ms + sum(wait for _, wait in self.queues)
+
+    def spread(self) -> float:
+        return self.variance + sum(2.0 * wait * wait / max(busy, 0.05) for busy, wait in self.queues)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What a walk over a plan adds up."""
+
+    stages: list[list[_LaneTime]] = field(default_factory=list)
+    link_ms: dict[tuple[AgentId, AgentId], float] = field(default_factory=dict)
+    """Transfer time per request on each link."""
+    busy_ms: dict[AgentId, float] = field(default_factory=dict)
+    """Run time per request on each agent."""
+    by_stage: dict[tuple[AgentId, str], float] = field(default_factory=dict)
+    measured_ms: float = 0.0
+    run_ms: float = 0.0
+    energy_j: float = 0.0
+
+
+class Predictor:
+    """Predicts plans of one service under one snapshot; build it once, ask it for many plans."""
+
+    def __init__(self, snapshot: Snapshot, service_id: ServiceId, settings: PredictSettings | None = None) -> None:
+        self.costs = CostModel(snapshot, settings)
+        self.settings = self.costs.settings
+        self.view = self.costs.view(service_id)
+        self.entry = self.costs.entry(self.view)
+        self.rate_rps = required_rps(self.view)
+        self.background = self.costs.background(service_id)
+        self.foreign_memory = foreign_memory(self.costs, service_id)
+        running = self.view.running
+        self.running_held: Held = held_by(self.costs, self.view, running) if running is not None else {}
+        self._stages = {stage.name: stage for stage in self.view.spec.onnx_stages()}
+        self._bias = self._model_bias()
+
+    def predict(self, plan: Plan) -> Prediction:
+        """Raises NotFoundError when the plan names an agent or a model that the snapshot does not have."""
+        loads = self._loads(plan)
+        totals = self._walk(plan, loads)
+        times = self._latency(totals)
+        scale = self._scale(plan)
+        held = held_by(self.costs, self.view, plan)
+        memory = {a: size + self.foreign_memory.get(a, 0) for a, size in sorted(memory_of(held).items())}
+        capacity, bottleneck = self._capacity(totals, loads)
+        saturation = max((min(1.0, loads[a].busy) for a in totals.busy_ms), default=0.0)
+        jitter = math.sqrt(sum(max((lane.jitter_variance for lane in lanes), default=0.0) for lanes in totals.stages))
+        availability = availability_of(plan, self.costs.agents)
+        p99 = times.quantile_ms(0.99) * scale
+        energy = totals.energy_j
+        move_bytes, move_ms = self._move(held)
+        return Prediction(
+            p50_ms=times.quantile_ms(0.5) * scale,
+            p95_ms=times.quantile_ms(0.95) * scale,
+            p99_ms=p99,
+            mean_ms=times.mean_ms() * scale,
+            throughput_rps=capacity,
+            saturation=saturation,
+            jitter_ms=jitter,
+            risk=self._risk(p99, capacity, availability, energy, totals),
+            availability=availability,
+            accuracy=accuracy_of(self.costs, (stage.model for stage in plan.stages)),
+            energy_j=energy,
+            memory_bytes=memory,
+            move_bytes=move_bytes,
+            move_ms=move_ms,
+            bottleneck=bottleneck,
+        )
+
+    def moving_memory(self, plan: Plan) -> dict[AgentId, int]:
+        """Bytes per agent while the running plan still serves and this one is already loaded."""
+        both: Held = {agent: dict(files) for agent, files in self.running_held.items()}
+        for agent, files in held_by(self.costs, self.view, plan).items():
+            mine = both.setdefault(agent, {})
+            for file, size in files.items():
+                mine[file] = max(size, mine.get(file, 0))
+        return {agent: size + self.foreign_memory.get(agent, 0) for agent, size in memory_of(both).items()}
+
+    def _loads(self, plan: Plan) -> dict[AgentId, Load]:
+        loads = {agent: Load(load.busy, load.second_ms) for agent, load in self.background.items()}
+        self.costs.add_load(loads, self.view, plan)
+        return loads
+
+    def _walk(self, plan: Plan, loads: dict[AgentId, Load]) -> _Totals:
+        totals = _Totals()
+        planned = {stage.stage: stage for stage in plan.stages}
+        for stage in self.view.spec.stages:
+            if isinstance(stage, PythonStage):
+                self._walk_python(stage, totals)
+            elif stage.name in planned:
+                self._walk_stage(stage, planned[stage.name], loads, totals)
+        return totals
+
+    def _walk_python(self, stage: PythonStage, totals: _Totals) -> None:
+        mean = self.costs.python_ms(self.view, stage, self.entry)
+        totals.stages.append([_LaneTime(mean, (mean * self.settings.run_variation) ** 2)])
+        if self.entry is not None:
+            self._count(totals, self.entry, stage.name, mean)
+
+    def _walk_stage(self, stage: OnnxStage, planned: StagePlan, loads: dict[AgentId, Load], totals: _Totals) -> None:
+        items = self.costs.items(self.view, stage)
+        totals.stages.append([self._lane(planned, lane, items, loads, totals) for lane in planned.lanes])
+
+    def _lane(
+        self, planned: StagePlan, lane: Lane, items: float, loads: dict[AgentId, Load], totals: _Totals
+    ) -> _LaneTime:
+        sums = self.costs.sums(planned.model)
+        share = items * len(lane.share) / GRAIN
+        answer_bytes = share * sums.bytes_before(sums.whole.stop)
+        time = _LaneTime()
+        at = self.entry if self.entry is not None else lane.shards[0].agent
+        for shard in lane.shards:
+            sent = share * sums.bytes_before(shard.blocks.start)
+            self._cross(at, shard.agent, sent + answer_bytes, time, totals)
+            run = self.costs.run_ms(planned.stage, planned.model, shard.agent, shard.blocks, share)
+            time.mean_ms += run + self.settings.hop_overhead_ms
+            time.variance += (run * self.costs.variation(planned.stage, shard.agent, shard.blocks)) ** 2
+            time.queues.append((loads[shard.agent].busy, mean_wait_ms(loads[shard.agent])))
+            self._count(totals, shard.agent, planned.stage, run)
+            totals.measured_ms += run * self.costs.trust(planned.stage, shard.agent, shard.blocks)
+            totals.run_ms += run
+            at = shard.agent
+        return time
+
+    def _cross(self, src: AgentId, dst: AgentId, size: float, time: _LaneTime, totals: _Totals) -> None:
+        """Both directions of one link, with the wait for transfers of other requests."""
+        if src == dst:
+            return
+        link = self.costs.link(src, dst)
+        transfer = 1000.0 * size / max(link.bandwidth_bytes_per_s, 1.0)
+        busy = min(self.rate_rps * transfer / 1000.0, MAX_BUSY)
+        wait = busy * transfer / (2.0 * (1.0 - busy))
+        time.mean_ms += link.rtt_ms + transfer + wait
+        time.variance += link.jitter_ms**2 + (0.1 * transfer) ** 2 + wait * wait
+        time.jitter_variance += link.jitter_ms**2
+        totals.link_ms[src, dst] = totals.link_ms.get((src, dst), 0.0) + transfer
+
+    def _count(self, totals: _Totals, agent: AgentId, stage: str, run_ms: float) -> None:
+        totals.busy_ms[agent] = totals.busy_ms.get(agent, 0.0) + run_ms
+        totals.by_stage[agent, stage] = totals.by_stage.get((agent, stage), 0.0) + run_ms
+        totals.energy_j += self.costs.agents[agent].power_w * run_ms / 1000.0
+
+    def _latency(self, totals: _Totals) -> Distribution:
+        lanes = [max(lanes, key=_LaneTime.expected_ms) for lanes in totals.stages if lanes]
+        expected = sum(lane.expected_ms() for lane in lanes)
+        grid = Grid.up_to(1.5 * expected + 6.0 * math.sqrt(sum(lane.spread() for lane in lanes)) + 1.0)
+        alone = _track([lanes[0] for lanes in totals.stages if len(lanes) == 1])
+        return pipeline(grid, alone, [[_track([lane]) for lane in s] for s in totals.stages if len(s) > 1])
+
+    def _capacity(self, totals: _Totals, loads: dict[AgentId, Load]) -> tuple[float, str]:
+        """Requests per second that the tightest agent or link carries, and its name in words."""
+        best, words = math.inf, "nothing"
+        for agent, ours in sorted(totals.busy_ms.items()):
+            free = max(1e-3, 1.0 - self.background[agent].busy)
+            limit = 1000.0 * free / max(ours, 1e-6)
+            if limit < best:
+                stage = max((s for a, s in totals.by_stage if a == agent), key=lambda s: totals.by_stage[agent, s])
+                best, words = limit, f"{stage} on {agent}: {100 * min(loads[agent].busy, 9.99):.0f} % busy"
+        for (src, dst), transfer in sorted(totals.link_ms.items()):
+            limit = 1000.0 / max(transfer, 1e-6)
+            if limit < best:
+                best = limit
+                words = f"link {src} to {dst}: {100 * min(self.rate_rps / limit, 9.99):.0f} % busy"
+        return best, words
+
+    def _risk(self, p99_ms: float, capacity: float, availability: float, energy_j: float, totals: _Totals) -> float:
+        """Probability that one of the promises is broken; each prediction is off by a log-normal factor."""
+        contract, s = self.view.contract, self.settings
+        trusted = totals.measured_ms / totals.run_ms if totals.run_ms else 0.0
+        sigma = s.sigma_unmeasured + trusted * (s.sigma_measured - s.sigma_unmeasured)
+        kept = shortfall_kept(contract.latency_p99_ms, p99_ms, sigma)
+        kept *= shortfall_kept(capacity, self.rate_rps, s.sigma_capacity)
+        kept *= shortfall_kept(1.0 - contract.availability_sla, 1.0 - availability, s.sigma_availability)
+        if contract.energy_j_per_request is not None:
+            kept *= shortfall_kept(contract.energy_j_per_request, energy_j, s.sigma_unmeasured)
+        return min(1.0, max(0.0, 1.0 - kept))
+
+    def _move(self, held: Held) -> tuple[int, float]:
+        """Bytes to push and time until all agents are ready; agents fetch side by side."""
+        pushed = {
+            agent: sum(
+                self.costs.sums(model).params(Span(start, stop))
+                for (model, start, stop) in files
+                if (model, start, stop) not in self.running_held.get(agent, {})
+            )
+            for agent, files in held.items()
+        }
+        per_byte_ms = 1000.0 / self.settings.push_bytes_per_s + self.settings.load_ms_per_mb / 1e6
+        return sum(pushed.values()), max(pushed.values(), default=0) * per_byte_ms
+
+    def _scale(self, plan: Plan) -> float:
+        """How much the model was off on the running plan; other plans inherit half of it."""
+        running = self.view.running
+        if running is None or self._bias == 0.0:
+            return 1.0
+        return math.exp(self._bias * (0.8 if running.layout() == plan.layout() else 0.5))
+
+    def _model_bias(self) -> float:
+        running, measured = self.view.running, self.view.measured_p99_ms
+        if running is None or measured is None or not measured > 0 or not math.isfinite(measured):
+            return 0.0
+        if not running.agents() <= self.costs.agents.keys():
+            return 0.0
+        predicted = self._latency(self._walk(running, self._loads(running))).quantile_ms(0.99)
+        return min(max(math.log(measured / max(predicted, 1e-3)), -0.7), 1.1)
+
+
+def predict(plan: Plan, snapshot: Snapshot, settings: PredictSettings | None = None) -> Prediction:
+    """What `plan` would do; to compare many plans of one service, build one `Predictor`."""
+    return Predictor(snapshot, plan.service_id, settings).predict(plan)
+
+
+def shortfall_kept(accepted: float, predicted: float, sigma: float) -> float:
+    """Probability that a quantity stays within `accepted` when its logarithm is predicted with error `sigma`."""
+    if predicted <= 0.0:
+        return 1.0
+    if accepted <= 0.0:
+        return 0.0
+    return normal_cdf_at(math.log(accepted / predicted) / sigma)
+
+
+def availability_of(plan: Plan, agents: dict[AgentId, AgentView]) -> float:
+    """Share of time in which every stage has all agents of its lanes, or one of its fallbacks.
+
+    Exact over the up and down states of the plan's agents, which fail independently; beyond
+    `EXACT_AVAILABILITY_AGENTS` agents stages are taken as independent.
+    """
+    lanes = [frozenset(shard.agent for lane in stage.lanes for shard in lane.shards) for stage in plan.stages]
+    backups = [frozenset(stage.fallback) for stage in plan.stages]
+    involved = sorted(frozenset().union(*lanes, *backups))
+    if len(involved) > EXACT_AVAILABILITY_AGENTS:
+        return math.prod(_alone(lane, backup, agents) for lane, backup in zip(lanes, backups, strict=True))
+    up = np.array([_share_up(agents, agent) for agent in involved])
+    states = (np.arange(1 << len(involved))[:, None] >> np.arange(len(involved))) & 1 == 1
+    chance = np.where(states, up, 1.0 - up).prod(axis=1)
+    column = {agent: at for at, agent in enumerate(involved)}
+    serves = np.ones(len(states), dtype=np.bool_)
+    for lane, backup in zip(lanes, backups, strict=True):
+        ok = states[:, [column[a] for a in lane]].all(axis=1)
+        if backup:
+            ok |= states[:, [column[a] for a in backup]].any(axis=1)
+        serves &= ok
+    return float(min(1.0, chance[serves].sum()))
+
+
+def _alone(lane: Iterable[AgentId], backup: Iterable[AgentId], agents: dict[AgentId, AgentView]) -> float:
+    served = math.prod(_share_up(agents, agent) for agent in lane)
+    unserved = math.prod(1.0 - _share_up(agents, agent) for agent in backup)
+    return 1.0 - (1.0 - served) * unserved
+
+
+def _share_up(agents: dict[AgentId, AgentView], agent: AgentId) -> float:
+    device = agents.get(agent)
+    return 0.0 if device is None or device.state == "lost" else min(max(device.availability, 0.0), 1.0)
+
+
+def _track(lanes: list[_LaneTime]) -> Track:
+    """Lanes one after the other: their runs and links as one log-normal, and all their queues."""
+    mean, variance = sum(lane.mean_ms for lane in lanes), sum(lane.variance for lane in lanes)
+    queues = tuple(queue for lane in lanes for queue in lane.queues if queue[1] > 0.0)
+    return Track(mean, math.sqrt(variance), queues)

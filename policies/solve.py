@@ -1,0 +1,210 @@
+"""The solver: the best plans of one service under one snapshot, best first.
+
+Hard limits first (only live agents with fresh reports, zones, privacy, memory with headroom, accuracy floor), then layouts of
+every stage as tables (`policies.layouts`), a joint search under a rough score (`policies.search`), fallbacks, and
+the full prediction of the few that are left. Where no plan is legal the error names the limit that binds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from policies.costs import PredictSettings
+from policies.fallbacks import with_fallbacks
+from policies.fleet import AgentView
+from policies.ids import ServiceId
+from policies.layouts import Table, Terrain, table_of
+from policies.limits import allowed_in, is_fresh, may_hold, usable_bytes
+from policies.plan import Plan
+from policies.predict import Predictor
+from policies.score import Scored, Weights, score
+from policies.search import HOP_TIE, LATENCY_TIE, Yard, prefilter, search
+from policies.service import OnnxStage, PythonStage
+from policies.snapshot import Snapshot
+from sla.errors import InfeasibleError
+
+
+class SolverSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the solver looks."""
+
+    agents: int = 7
+    """Agents that are considered at once; the most promising ones when there are more."""
+    full_predictions: int = 10
+    """Plans that are predicted in full."""
+    tie: float = 0.01
+    """Among plans whose scores differ by less from the best, the more accurate one wins."""
+
+
+def candidates(
+    snapshot: Snapshot,
+    service_id: ServiceId,
+    limit: int = 8,
+    *,
+    predictor: Predictor | None = None,
+    weights: Weights | None = None,
+    predict_settings: PredictSettings | None = None,
+    settings: SolverSettings | None = None,
+) -> list[Scored]:
+    """Up to `limit` different legal plans with their predictions, best first; their epoch is 0.
+
+    Raises NotFoundError for an unknown service and InfeasibleError, naming the binding limit, when no plan is legal.
+    """
+    s, w = settings or SolverSettings(), weights or Weights()
+    p = predictor or Predictor(snapshot, service_id, predict_settings)
+    agents = _narrowed(p, usable_agents(p), s.agents)
+    terrain = Terrain.of(p.costs, agents, p.entry)
+    yard = _yard(p, agents, w)
+    floor = p.view.contract.accuracy_floor or 0.0
+    tables = _tables(p, terrain, yard, floor)
+    found = search(tables, yard, floor, s.full_predictions)
+    top = math.prod(float(table.accuracy.max()) for table in tables)
+    if top > floor:
+        # The most accurate variants once more by themselves: they win where their score is hardly worse.
+        found += search(tables, yard, top, s.full_predictions // 2)
+    if not found:
+        raise InfeasibleError(
+            f"The models of {service_id} do not fit together on {len(agents)} agents with "
+            f"{_headroom(p)} headroom; free memory or a smaller variant would help."
+        )
+    plans = [
+        Plan(service_id=service_id, epoch=0, stages=tuple(
+            table.stage_plan(row, terrain) for table, row in zip(tables, rows, strict=True)))
+        for rows in dict.fromkeys(rows for _, rows in found)
+    ]  # fmt: skip
+    scored = [_scored(p, with_fallbacks(p, plan, agents), w) for plan in plans]
+    return _ranked(_loadable(p, scored, agents), s.tie, p.view.contract.latency_p99_ms)[:limit]
+
+
+def usable_agents(p: Predictor) -> list[AgentView]:
+    """Live agents with fresh reports where the contract lets something run. Raises InfeasibleError."""
+    contract, everybody = p.view.contract, p.costs.agents.values()
+    live = [a for a in everybody if a.state == "live"]
+    fresh = [a for a in live if is_fresh(a, p.settings)]
+    allowed = [a for a in fresh if allowed_in(a, contract)]
+    if not live:
+        raise InfeasibleError("There is no live agent.")
+    if not fresh:
+        raise InfeasibleError(f"No agent has reported within {p.settings.stale_after_ms / 1000:g} s.")
+    if not allowed:
+        raise InfeasibleError(
+            f"No live agent is in the contract's zones ({', '.join(contract.zones)})."
+            if contract.zones else f"Privacy {contract.privacy!r} leaves no live agent: all of them are in the cloud."
+        )  # fmt: skip
+    return sorted(allowed, key=lambda a: a.id)
+
+
+def _narrowed(p: Predictor, agents: Sequence[AgentView], limit: int) -> list[AgentView]:
+    """The most promising agents: the entry, where the service runs now, then the quickest with the least other load."""
+    if len(agents) <= limit:
+        return list(agents)
+    running = p.view.running.agents() if p.view.running is not None else frozenset()
+
+    def cost(agent: AgentView) -> tuple[bool, float, str]:
+        free = max(0.05, 1.0 - p.background[agent.id].busy)
+        near = 0.0 if p.entry is None else p.costs.link(p.entry, agent.id).rtt_ms
+        return (
+            agent.id != p.entry and agent.id not in running,
+            p.costs.agent_factor(agent.id) / free + near / 50,
+            agent.id,
+        )
+
+    ranked = sorted(agents, key=cost)
+    kept = ranked[:limit]
+    for is_cloud in (False, True):
+        if not any(a.is_cloud == is_cloud for a in kept):
+            kept[-1:] = [a for a in ranked if a.is_cloud == is_cloud][:1] or kept[-1:]
+    return sorted(kept, key=lambda a: a.id)
+
+
+def _yard(p: Predictor, agents: Sequence[AgentView], weights: Weights) -> Yard:
+    steps = [stage for stage in p.view.spec.stages if isinstance(stage, PythonStage)]
+    python_ms = sum(p.costs.python_ms(p.view, stage, p.entry) for stage in steps)
+    busy = np.array([p.background[a.id].busy for a in agents])
+    at_entry = p.rate_rps * python_ms / 1000.0
+    busy += np.array([at_entry if a.id == p.entry else 0.0 for a in agents])
+    least = 0.0 if p.entry is None else min(1.0, p.background[p.entry].busy + at_entry)
+    free = np.array([float(usable_bytes(a, p.settings) - p.foreign_memory.get(a.id, 0)) for a in agents])
+    return Yard(
+        p.view.contract, weights, p.rate_rps, np.minimum(busy, 0.98), free, least if steps else 0.0, python_ms,
+        p.settings.sigma_unmeasured, p.settings.sigma_capacity,
+    )  # fmt: skip
+
+
+def _tables(p: Predictor, terrain: Terrain, yard: Yard, floor: float) -> list[Table]:
+    """One table per ONNX stage, reduced to rows worth combining. Raises InfeasibleError."""
+    stages = p.view.spec.onnx_stages()
+    best = {stage.name: _best_accuracy(p, stage) for stage in stages}
+    if math.prod(best.values()) < floor - 1e-9:
+        raise InfeasibleError(
+            f"The accuracy floor {floor:g} is above {math.prod(best.values()):.3g}, "
+            f"what the most accurate variants of {p.view.spec.id} reach together."
+        )
+    tables = []
+    for stage in stages:
+        others = math.prod(accuracy for name, accuracy in best.items() if name != stage.name)
+        enough = [m for m in stage.variants if p.costs.sums(m).model.accuracy * others >= floor - 1e-9]
+        table = table_of(stage, [(m, p.costs.sums(m)) for m in enough], terrain, p.costs, p.view)
+        reduced = None if table is None else prefilter(table, yard, floor, others)
+        if reduced is None or not len(reduced):
+            raise InfeasibleError(_why_no_layout(p, stage, terrain.agents, reduced is None))
+        tables.append(reduced)
+    return tables
+
+
+def _best_accuracy(p: Predictor, stage: OnnxStage) -> float:
+    return max(p.costs.sums(m).model.accuracy for m in stage.variants)
+
+
+def _why_no_layout(p: Predictor, stage: OnnxStage, agents: Sequence[AgentView], nobody_may: bool) -> str:
+    contract = p.view.contract
+    if nobody_may:
+        return (
+            f"Privacy {contract.privacy!r} binds: stage {stage.name} takes raw data, "
+            f"and none of the {len(agents)} usable agents is at the edge."
+        )
+    smallest = min(int(p.costs.sums(m).param_bytes[-1]) for m in stage.variants)
+    able = [a for a in agents if may_hold(a, contract, stage, p.costs.sums(stage.variants[0]).whole)]
+    roomiest = max((usable_bytes(a, p.settings) - p.foreign_memory.get(a.id, 0) for a in able), default=0)
+    return (
+        f"Memory binds: stage {stage.name} needs {smallest / 1e6:.3g} MB and its activations, and the roomiest agent "
+        f"that may run it has {max(0, roomiest) / 1e6:.3g} MB with {_headroom(p)} headroom."
+    )
+
+
+def _headroom(p: Predictor) -> str:
+    return f"{100 * p.settings.memory_headroom:.0f} %"
+
+
+def _scored(p: Predictor, plan: Plan, weights: Weights) -> Scored:
+    prediction = p.predict(plan)
+    return Scored(plan=plan, prediction=prediction, score=score(prediction, p.view.contract, weights))
+
+
+def _loadable(p: Predictor, scored: list[Scored], agents: Sequence[AgentView]) -> list[Scored]:
+    """Plans that can be loaded beside the running one, if there are any: the old plan serves until the new one is ready."""
+    if p.view.running is None:
+        return scored
+    room = {a.id: usable_bytes(a, p.settings) for a in agents}
+
+    def fits(entry: Scored) -> bool:
+        wanted = p.moving_memory(entry.plan)
+        return all(wanted[a] <= room[a] for a in entry.prediction.memory_bytes if a in room)
+
+    return [entry for entry in scored if fits(entry)] or scored
+
+
+def _ranked(scored: list[Scored], tie: float, latency_p99_ms: float) -> list[Scored]:
+    """Best first; where the score hardly differs from the best, the more accurate, then the quicker and simpler one."""
+    best = min(entry.score for entry in scored)
+
+    def key(entry: Scored) -> tuple[bool, float, float]:
+        close = entry.score <= best + tie
+        late = entry.prediction.p99_ms / latency_p99_ms
+        plain = entry.score + LATENCY_TIE * late / (late + 1.0) + HOP_TIE * len(entry.plan.shards())
+        return not close, -entry.prediction.accuracy if close else 0.0, plain
+
+    return sorted(scored, key=key)
