@@ -49,6 +49,9 @@ _HEAD_BYTES: Final = 16 * 1024
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     name: np.dtype(name).newbyteorder("<") for name in DtypeName.__args__  # type: ignore[attr-defined]
 }  # fmt: skip
+_NAMES: Final = {np.dtype(name): name for name in _DTYPES}
+"""`dtype.name` costs microseconds."""
+_NO_BYTES: Final[Array] = np.empty(0, dtype=np.uint8)
 _PADDING: Final = bytes(ALIGNMENT_BYTES)
 
 
@@ -118,33 +121,34 @@ def encode_frame(
     pieces: list[bytes | memoryview] = []
     end = 0
     for name, tensor in tensors.items():
-        array = _portable(name, tensor)
+        array, dtype_name = _portable(name, tensor)
         offset = _aligned(end)
         if array.nbytes:
             if offset > end:
                 pieces.append(_PADDING[: offset - end])
             pieces.append(array.reshape(-1).view(np.uint8).data)
             end = offset + array.nbytes
-        metas.append(TensorMeta(name, array.dtype.name, array.shape, offset))  # type: ignore[arg-type]
+        metas.append(TensorMeta(name, dtype_name, array.shape, offset))  # type: ignore[arg-type]
     header = _encoder.encode(_OutgoingHeader(frame_id, kind, body, metas))
     _check_lengths(len(header), end, limits)
     return [_PREFIX.pack(MAGIC, len(header), end) + header, *pieces]
 
 
-def _portable(name: str, tensor: Array) -> Array:
-    """The same values, in C order and little-endian."""
+def _portable(name: str, tensor: Array) -> tuple[Array, str]:
+    """The same values, in C order and little-endian, and the name of their dtype."""
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         raise InvalidInputError(f"A tensor's name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}.")
-    dtype = _DTYPES.get(tensor.dtype.name)
+    known = _NAMES.get(tensor.dtype) or tensor.dtype.name
+    dtype = _DTYPES.get(known)
     if dtype is None:
         raise InvalidInputError(
-            f"Tensor {name!r} has dtype {tensor.dtype.name}, which does not travel; bool, integers and floats do.",
-            found=tensor.dtype.name,
+            f"Tensor {name!r} has dtype {known}, which does not travel; bool, integers and floats do.",
+            found=known,
             accepted=", ".join(_DTYPES),
         )
     if tensor.ndim > MAX_DIMENSIONS:
         raise InvalidInputError(f"Tensor {name!r} has {tensor.ndim} dimensions; at most {MAX_DIMENSIONS} are accepted.")
-    return np.asarray(tensor, dtype=dtype, order="C")
+    return np.asarray(tensor, dtype=dtype, order="C"), known
 
 
 def _aligned(offset: int) -> int:
@@ -198,8 +202,10 @@ def _parse_header(raw: memoryview, payload_bytes: int) -> Header:
 
 def _new_buffer(size: int) -> Array:
     """Uninitialised bytes that start on an aligned address."""
+    if size == 0:
+        return _NO_BYTES
     raw: Array = np.empty(size + ALIGNMENT_BYTES, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    start = -raw.__array_interface__["data"][0] % ALIGNMENT_BYTES
     return raw[start : start + size]
 
 
@@ -229,7 +235,7 @@ class FrameAssembler:
         self._head_filled = 0
         self._header: Header | None = None
         """Set while the rest of its payload is awaited."""
-        self._payload: Array = np.empty(0, dtype=np.uint8)
+        self._payload = _NO_BYTES
         self._payload_filled = 0
 
     @property
@@ -249,7 +255,7 @@ class FrameAssembler:
             self._payload_filled += count
             if self._payload_filled == self._payload.size:
                 header, payload = self._header, self._payload
-                self._header, self._payload = None, np.empty(0, dtype=np.uint8)
+                self._header, self._payload = None, _NO_BYTES
                 self._deliver(_build(header, payload))
             return
         self._head_filled += count
