@@ -164,13 +164,14 @@ class Controller:
     async def _save_windows(self) -> None:
         while True:
             await asyncio.sleep(self.settings.loop.save_windows_every_s)
+            self.slis.fold(self.gateway.take_services())
             try:
                 await self.slis.save()
             except TidegateError as error:
                 log.warning("SLI counters could not be saved: %s", error)
 
     def _on_report(self, agent: AgentId, report: Report) -> None:
-        self.slis.fold(report)
+        self.slis.fold(report.services)
 
     def _on_route(self, route: Route) -> None:
         self.gateway.serve(route)

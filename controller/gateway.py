@@ -13,20 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.chain import forward
 from agents.driver import Driver, Result
 from agents.ledger import Ledger
-from agents.messages import ChainDone, Route, RunChain
+from agents.messages import ChainDone, Route, RunChain, ServiceReport
 from agents.peers import PeerPool
 from agents.routes import RouteTable
 from agents.wire import decode_tensors
 from controller.models.registry import ModelRegistry
-from controller.pki import CertificateAuthority
-from policies.ids import AgentId, ServiceId
+from controller.pki import CONTROLLER_ID, CertificateAuthority
+from policies.ids import ServiceId
 from policies.service import ServiceSpec
 from sla.errors import PermanentError
 
-NAME = AgentId("controller")
 TOLERANCE = 1e-3
 """Largest relative difference of a canary's float outputs from the known answer."""
 
@@ -44,7 +42,13 @@ class _RemoteChains:
         self._peers = peers
 
     async def run(self, message: RunChain, tensors: Mapping[str, np.ndarray]) -> tuple[ChainDone, dict[str, np.ndarray]]:
-        return await forward(self._peers, message, tensors, timeout_s=message.remaining_ms / 1000)
+        first = message.hops[0]
+        answer, outputs = await self._peers.call(
+            first.agent, first.address, message, tensors, timeout_s=message.remaining_ms / 1000
+        )
+        if not isinstance(answer, ChainDone):
+            raise CanaryError(f"{first.agent} answered a chain with {type(answer).__name__}")
+        return answer, outputs
 
 
 class Gateway:
@@ -55,13 +59,14 @@ class Gateway:
         self._directory = directory
         self._ca = ca
         self._ledger = Ledger()
+        self._canary_ledger = Ledger()
 
     async def start(self) -> None:
         """Dial on demand from now on."""
-        identity = await asyncio.to_thread(self._ca.identity_for, NAME)
-        self._peers = PeerPool(NAME, identity.client_context)
+        identity = await asyncio.to_thread(self._ca.identity_for, CONTROLLER_ID)
+        self._peers = PeerPool(CONTROLLER_ID, identity.client_context)
         self._routes = RouteTable(self._directory / "routes")
-        self._driver = self._driver_for(self._routes)
+        self._driver = self._driver_for(self._routes, self._ledger)
 
     async def stop(self) -> None:
         """Close the connections to agents."""
@@ -72,17 +77,24 @@ class Gateway:
         """Requests to the controller's own ingress follow this route."""
         self._routes.activate(route)
 
-    def specs(self) -> list[ServiceSpec]:
+    @property
+    def is_ready(self) -> bool:
+        """See `agents.ingress.InferenceService`."""
+        return bool(self._routes.all())
+
+    def models(self) -> Mapping[ServiceId, ServiceSpec]:
         """The services that the ingress can answer now."""
-        return [route.spec for route in self._routes.all()]
+        return {route.spec.id: route.spec for route in self._routes.all()}
 
-    async def infer(self, service: ServiceId, tensors: Mapping[str, np.ndarray], deadline_ms: float) -> Result:
+    async def infer(
+        self, service_id: ServiceId, tensors: Mapping[str, np.ndarray], deadline_ms: float, *, request_id: str | None = None
+    ) -> Result:
         """One request through the controller's ingress; see `Driver.infer`."""
-        return await self._driver.infer(service, tensors, deadline_ms)
+        return await self._driver.infer(service_id, tensors, deadline_ms, request_id=request_id)
 
-    def take_ledger(self) -> Ledger:
-        """Counters of the ingress since it started."""
-        return self._ledger
+    def take_services(self) -> tuple[ServiceReport, ...]:
+        """What came in at the controller's own ingress since the last call."""
+        return self._ledger.take()[0]
 
     async def check(self, route: Route, deadline_ms: float) -> None:
         """Run the service's sample under the route. Raises CanaryError when the answer is wrong, or what failed."""
@@ -92,11 +104,12 @@ class Gateway:
         with tempfile.TemporaryDirectory(prefix="tidegate-canary-") as directory:
             routes = RouteTable(Path(directory))
             routes.activate(route)
-            driver = self._driver_for(routes)
+            driver = self._driver_for(routes, self._canary_ledger)
             try:
                 result = await driver.infer(route.spec.id, given, deadline_ms)
             finally:
                 driver.close()
+                self._canary_ledger.take()  # A canary is nobody's request.
         if result.fell_back:
             raise CanaryError("the sample request was answered only by the fallback")
         for name, value in expected.items():
@@ -110,9 +123,9 @@ class Gateway:
             raise CanaryError(f"the sample request of {spec.id} is missing from the model registry")
         return decode_tensors(path.read_bytes())
 
-    def _driver_for(self, routes: RouteTable) -> Driver:
+    def _driver_for(self, routes: RouteTable, ledger: Ledger) -> Driver:
         return Driver(
-            routes=routes, chain=_RemoteChains(self._peers), ledger=self._ledger, asset_path=self._registry.blob_path,
+            routes=routes, chain=_RemoteChains(self._peers), ledger=ledger, asset_path=self._registry.blob_path,
             is_broken=self._peers.is_broken, clock=time.monotonic,
         )  # fmt: skip
 

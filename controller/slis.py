@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.messages import Report
+from agents.messages import ServiceReport
 from controller.clock import Clock
 from controller.state import State
 from policies.ids import ServiceId
@@ -26,9 +26,9 @@ class Slis:
             if saved is not None:
                 self._windows[service] = ServiceWindow.from_bytes(saved)
 
-    def fold(self, report: Report) -> None:
-        """Count the requests of one report."""
-        for service in report.services:
+    def fold(self, services: tuple[ServiceReport, ...]) -> None:
+        """Count the requests that ended at one ingress."""
+        for service in services:
             if service.ok or service.failed:
                 window = self._windows.setdefault(service.service_id, ServiceWindow())
                 window.fold(self._clock.wall_s(), service.ok, service.failed, service.latency_buckets)
