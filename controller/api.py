@@ -58,7 +58,10 @@ def create_api(controller: Controller, keys: Keys | None) -> FastAPI:
         first = error.errors()[0]
         pointer = "/" + "/".join(str(part) for part in first["loc"][1:])
         wrong = InvalidInputError(
-            f"The field {pointer} is wrong: {first['msg']}.", pointer=pointer, found=str(first.get("input"))[:80], accepted=first["msg"]
+            f"The field {pointer} is wrong: {first['msg']}.",
+            pointer=pointer,
+            found=str(first.get("input"))[:80],
+            accepted=first["msg"],
         )
         return _problem_response(*problem(wrong))
 
@@ -80,24 +83,34 @@ def _refusal(request: Request, keys: Keys | None) -> Response | None:
     """Why this request may not pass, None if it may."""
     host = request.headers.get("host", "")
     if request.method not in ("GET", "HEAD") and is_foreign_page(host, request.headers.get("origin")):
-        return _problem_response(403, plain_problem(403, "foreign-page", "Refused", "A page of another site may not call this API."), {})
+        return _problem_response(
+            403, plain_problem(403, "foreign-page", "Refused", "A page of another site may not call this API."), {}
+        )
     if keys is None:
         if is_loopback_name(host):
             return None
-        return _problem_response(403, plain_problem(403, "foreign-host", "Refused", "Without keys only loopback names are served."), {})
+        return _problem_response(
+            403, plain_problem(403, "foreign-host", "Refused", "Without keys only loopback names are served."), {}
+        )
     if request.url.path in _OPEN_PATHS:
         return None
-    key = request.headers.get("authorization", "").removeprefix("Bearer ").strip() or request.cookies.get("tidegate_key", "")
+    key = request.headers.get("authorization", "").removeprefix("Bearer ").strip() or request.cookies.get(
+        "tidegate_key", ""
+    )
     role = keys.role_of(key) if key else None
     needed = Role.VIEWER if request.method in ("GET", "HEAD") else Role.OPERATOR
     if role is None:
         if _wants_page(request):
             return None  # The dashboard shows its own sign-in; its data comes through this API with the key.
         return _problem_response(
-            401, plain_problem(401, "no-key", "No key", "Send an API key: Authorization: Bearer KEY."), {"WWW-Authenticate": "Bearer"}
+            401,
+            plain_problem(401, "no-key", "No key", "Send an API key: Authorization: Bearer KEY."),
+            {"WWW-Authenticate": "Bearer"},
         )
     if role < needed:
-        return _problem_response(403, plain_problem(403, "role", "Refused", f"This key is for a {role.name.lower()}."), {})
+        return _problem_response(
+            403, plain_problem(403, "role", "Refused", f"This key is for a {role.name.lower()}."), {}
+        )
     return None
 
 
@@ -115,7 +128,9 @@ async def _body(request: Request, limit: int) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            raise InvalidInputError(f"The body has more than {limit} bytes.", found=f"over {limit} bytes", accepted=f"at most {limit} bytes")
+            raise InvalidInputError(
+                f"The body has more than {limit} bytes.", found=f"over {limit} bytes", accepted=f"at most {limit} bytes"
+            )
         parts.append(part)
     return b"".join(parts)
 
@@ -240,7 +255,9 @@ def _plans(router: APIRouter, controller: Controller) -> None:
         return await controller.plans(service_id, limit)
 
     @router.get("/v1/decisions", tags=["plans"])
-    async def decisions(service_id: str | None = None, limit: int = Query(default=50, ge=1, le=500)) -> list[DecisionOut]:
+    async def decisions(
+        service_id: str | None = None, limit: int = Query(default=50, ge=1, le=500)
+    ) -> list[DecisionOut]:
         """Decisions with their reasons, newest last."""
         return await controller.decisions(service_id, limit)
 

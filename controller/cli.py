@@ -21,7 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tidegate: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"tidegate: this needs {error.name}; install it with: pip install 'tidegate[controller]'", file=sys.stderr)
+        print(
+            f"tidegate: this needs {error.name}; install it with: pip install 'tidegate[controller]'", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         return 130
@@ -32,11 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(
-        prog="tidegate", description="Keeps the latency promises of multimodal inference spread over edge NPUs and the cloud."
+        prog="tidegate",
+        description="Keeps the latency promises of multimodal inference spread over edge NPUs and the cloud.",
     )
-    parser.add_argument("--url", default=os.environ.get("TIDEGATE_URL", DEFAULT_URL), help="the controller (TIDEGATE_URL)")
-    parser.add_argument("--key", default=os.environ.get("TIDEGATE_KEY"), help="API key (TIDEGATE_KEY); not needed on loopback")
-    parser.add_argument("--ca-file", default=os.environ.get("TIDEGATE_CA_FILE"), help="CA certificate of the controller, for https")
+    parser.add_argument(
+        "--url", default=os.environ.get("TIDEGATE_URL", DEFAULT_URL), help="the controller (TIDEGATE_URL)"
+    )
+    parser.add_argument(
+        "--key", default=os.environ.get("TIDEGATE_KEY"), help="API key (TIDEGATE_KEY); not needed on loopback"
+    )
+    parser.add_argument(
+        "--ca-file", default=os.environ.get("TIDEGATE_CA_FILE"), help="CA certificate of the controller, for https"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _stack_commands(commands)
     _agent_commands(commands)
@@ -67,7 +76,9 @@ def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     controller.add_argument("--cache", default=_cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
     controller.add_argument("--store", help="redis:// address; default: an embedded Valkey in --dir")
     controller.add_argument("--ray", default="local", help="local, none, or the address of a Ray cluster")
-    controller.add_argument("--llm-base-url", help="any OpenAI-compatible endpoint; without it the solver decides alone")
+    controller.add_argument(
+        "--llm-base-url", help="any OpenAI-compatible endpoint; without it the solver decides alone"
+    )
     controller.add_argument("--llm-model", default="default")
     controller.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING"))
     controller.set_defaults(run=_controller)
@@ -91,9 +102,13 @@ def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     token = join.add_mutually_exclusive_group()
     token.add_argument("--token", help="join token (tidegate token create); not needed once enrolled")
     token.add_argument("--token-file", help="file that holds the join token")
-    join.add_argument("--ca-fingerprint", required=True, help="sha256 of the controller's CA certificate; comes with the token")
+    join.add_argument(
+        "--ca-fingerprint", required=True, help="sha256 of the controller's CA certificate; comes with the token"
+    )
     join.add_argument("--platform", default="x86", help="rk3588, ascend310p, imx93, x86, ...")
-    join.add_argument("--emulate", action="store_true", help="let this machine's CPU play the platform; labelled as emulated")
+    join.add_argument(
+        "--emulate", action="store_true", help="let this machine's CPU play the platform; labelled as emulated"
+    )
     join.add_argument("--dir", default=os.path.join(_state_dir(), "agent"), help="keys, certificate and shard cache")
     join.add_argument("--host", help="address that peers can reach")
     join.add_argument("--peer-port", type=_port, default=0)
@@ -123,7 +138,11 @@ def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
 def _sla_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     sla = commands.add_parser("sla", help="contracts")
     actions = sla.add_subparsers(required=True, metavar="ACTION")
-    for name, text in (("apply", "submit a contract"), ("preview", "could it be kept? changes nothing"), ("validate", "check a file without a controller")):
+    for name, text in (
+        ("apply", "submit a contract"),
+        ("preview", "could it be kept? changes nothing"),
+        ("validate", "check a file without a controller"),
+    ):
         action = actions.add_parser(name, help=text)
         action.add_argument("file", metavar="FILE")
         action.add_argument("--json", action="store_true")
@@ -170,7 +189,11 @@ def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     show.add_argument("service", nargs="?")
     show.add_argument("--json", action="store_true")
     show.set_defaults(run=_call("plan_show"))
-    for name, text in (("rollback", "back to the last good plan"), ("pin", "keep the running plan"), ("unpin", "let the loop decide again")):
+    for name, text in (
+        ("rollback", "back to the last good plan"),
+        ("pin", "keep the running plan"),
+        ("unpin", "let the loop decide again"),
+    ):
         action = actions.add_parser(name, help=text)
         action.add_argument("service")
         action.set_defaults(run=_call(f"plan_{name}"))
@@ -243,11 +266,15 @@ def _at_least(low: int) -> Callable[[str], int]:
 
 
 def _state_dir() -> str:
-    return os.environ.get("TIDEGATE_DIR") or os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "tidegate")
+    return os.environ.get("TIDEGATE_DIR") or os.path.join(
+        os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "tidegate"
+    )
 
 
 def _cache_dir() -> str:
-    return os.environ.get("TIDEGATE_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tidegate")
+    return os.environ.get("TIDEGATE_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tidegate"
+    )
 
 
 if __name__ == "__main__":

@@ -19,13 +19,21 @@ from sla.errors import (
     TidegateError,
 )
 
-_BY_STATUS: dict[int, type[TidegateError]] = {401: RefusedError, 403: RefusedError, 404: NotFoundError, 409: ConflictError, 503: OverloadedError}
+_BY_STATUS: dict[int, type[TidegateError]] = {
+    401: RefusedError,
+    403: RefusedError,
+    404: NotFoundError,
+    409: ConflictError,
+    503: OverloadedError,
+}
 
 
 class ApiClient:
     """Speaks to one controller. Every failure is a TidegateError whose text is a sentence for the user."""
 
-    def __init__(self, url: str, *, key: str | None = None, ca_file: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, key: str | None = None, ca_file: str | None = None, timeout_s: float = 30.0
+    ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
         self.url = url.rstrip("/")
@@ -35,7 +43,15 @@ class ApiClient:
         """The decoded answer of a GET."""
         return self._call("GET", path, params={k: v for k, v in params.items() if v is not None})
 
-    def post(self, path: str, *, body: bytes | None = None, json: Any = None, timeout_s: float | None = None, headers: dict[str, str] | None = None) -> Any:
+    def post(
+        self,
+        path: str,
+        *,
+        body: bytes | None = None,
+        json: Any = None,
+        timeout_s: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
         """The decoded answer of a POST."""
         return self._call("POST", path, content=body, json=json, headers=headers, **_timeout(timeout_s))
 
@@ -70,10 +86,16 @@ class ApiClient:
         except httpx.TimeoutException as error:
             raise RetryableError(f"The controller at {self.url} did not answer in time.") from error
         except httpx.HTTPError as error:
-            raise RetryableError(f"There is no controller at {self.url} ({error}); start one with: tidegate up") from error
+            raise RetryableError(
+                f"There is no controller at {self.url} ({error}); start one with: tidegate up"
+            ) from error
         if response.status_code >= 400:
             raise _error(response)
-        return response.json() if response.content and "json" in response.headers.get("content-type", "") else response.text
+        return (
+            response.json()
+            if response.content and "json" in response.headers.get("content-type", "")
+            else response.text
+        )
 
 
 def _timeout(timeout_s: float | None) -> dict[str, Any]:
@@ -88,6 +110,9 @@ def _error(response: httpx.Response) -> TidegateError:
     detail = str(document.get("detail") or f"The controller answered {response.status_code}.")
     if response.status_code == 422:
         return InvalidInputError(
-            detail, pointer=document.get("pointer", ""), found=document.get("found", ""), accepted=document.get("accepted", "")
+            detail,
+            pointer=document.get("pointer", ""),
+            found=document.get("found", ""),
+            accepted=document.get("accepted", ""),
         )
     return _BY_STATUS.get(response.status_code, PermanentError)(detail)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,15 @@ def agent_remove(arguments: argparse.Namespace) -> int:
 
 
 def token_create(arguments: argparse.Namespace) -> int:
-    offer = _api(arguments).post("/v1/tokens", json={"uses": arguments.uses, "ttl_s": arguments.ttl, "note": arguments.note})
+    offer = _api(arguments).post(
+        "/v1/tokens", json={"uses": arguments.uses, "ttl_s": arguments.ttl, "note": arguments.note}
+    )
     if arguments.json:
         print(json.dumps(offer, indent=2))
     else:
-        print(f"Run this on the device (good for {arguments.uses} use{'s' if arguments.uses > 1 else ''}, {arguments.ttl} s):\n\n  {offer['command']}\n")
+        print(
+            f"Run this on the device (good for {arguments.uses} use{'s' if arguments.uses > 1 else ''}, {arguments.ttl} s):\n\n  {offer['command']}\n"
+        )
     return 0
 
 
@@ -101,15 +106,28 @@ def sla_delete(arguments: argparse.Namespace) -> int:
 def model_add(arguments: argparse.Namespace) -> int:
     data = _read(arguments.file)
     model = _api(arguments).put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
-    axis = f"its items are independent along the {model['split_axis']} axis" if model["split_axis"] else "no axis was proven to act item by item"
-    print(f"Model {model['name']} registered: {len(model['blocks'])} blocks, {axis}. It is served as the service {model['name']} once an SLA names it.")
+    axis = (
+        f"its items are independent along the {model['split_axis']} axis"
+        if model["split_axis"]
+        else "no axis was proven to act item by item"
+    )
+    print(
+        f"Model {model['name']} registered: {len(model['blocks'])} blocks, {axis}. It is served as the service {model['name']} once an SLA names it."
+    )
     return 0
 
 
 def model_list(arguments: argparse.Namespace) -> int:
     models = _api(arguments).get("/v1/models")
     rows = [
-        (m["name"], str(len(m["blocks"])), m["split_axis"] or "-", _mb(sum(b["param_bytes"] for b in m["blocks"])), f"{m['accuracy']:.2f}", m["sha256"][:12])
+        (
+            m["name"],
+            str(len(m["blocks"])),
+            m["split_axis"] or "-",
+            _mb(sum(b["param_bytes"] for b in m["blocks"])),
+            f"{m['accuracy']:.2f}",
+            m["sha256"][:12],
+        )
         for m in models
     ]
     return _show(arguments, models, ("model", "blocks", "split axis", "weights", "accuracy", "sha256"), rows)
@@ -120,10 +138,19 @@ def model_show(arguments: argparse.Namespace) -> int:
     if model is None:
         raise NotFoundError(f"There is no model {arguments.name!r}; list them with: tidegate model list")
     rows = [
-        (str(number), b["name"], f"{b['fixed_ms']:.2f}", f"{b['per_item_ms']:.2f}", _mb(b["param_bytes"]), f"{b['cut_bytes_per_item'] / 1024:.0f} KB")
+        (
+            str(number),
+            b["name"],
+            f"{b['fixed_ms']:.2f}",
+            f"{b['per_item_ms']:.2f}",
+            _mb(b["param_bytes"]),
+            f"{b['cut_bytes_per_item'] / 1024:.0f} KB",
+        )
         for number, b in enumerate(model["blocks"])
     ]
-    return _show(arguments, model, ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item"), rows)
+    return _show(
+        arguments, model, ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item"), rows
+    )
 
 
 def service_add(arguments: argparse.Namespace) -> int:
@@ -146,12 +173,16 @@ def plan_show(arguments: argparse.Namespace) -> int:
         for p in plans
         for s in p["shards"]
     ]  # fmt: skip
-    return _show(arguments, plans, ("service", "plan", "stage", "model", "agent", "blocks", "patch", "token", "role"), rows)
+    return _show(
+        arguments, plans, ("service", "plan", "stage", "model", "agent", "blocks", "patch", "token", "role"), rows
+    )
 
 
 def plan_rollback(arguments: argparse.Namespace) -> int:
     answer = _api(arguments).post(f"/v1/plans/{arguments.service}:rollback", timeout_s=180)
-    print(f"{arguments.service} runs its last good plan again, as plan {answer['epoch']}; it is pinned until: tidegate plan unpin {arguments.service}")
+    print(
+        f"{arguments.service} runs its last good plan again, as plan {answer['epoch']}; it is pinned until: tidegate plan unpin {arguments.service}"
+    )
     return 0
 
 
@@ -193,7 +224,7 @@ def _read(name: str) -> bytes:
         raise InvalidInputError(f"{name} cannot be read: {error.strerror}.") from None
 
 
-def _show(arguments: argparse.Namespace, data: Any, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> int:
+def _show(arguments: argparse.Namespace, data: Any, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> int:
     if arguments.json:
         print(json.dumps(data, indent=2))
         return 0

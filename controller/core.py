@@ -7,6 +7,8 @@ import logging
 import re
 from importlib import metadata
 
+from policies.admit import admit
+from policies.decide import propose
 
 from agents.messages import Leave, Report, Route, ShapeLink
 from controller.clock import Clock, SystemClock
@@ -54,8 +56,6 @@ from controller.views import (
     TokenIn,
     TokenOut,
 )
-from policies.admit import admit
-from policies.decide import propose
 from policies.fleet import LinkView
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.snapshot import ServiceView, Snapshot
@@ -183,7 +183,11 @@ class Controller:
         contract = parse_contract(document)
         admission = await self._admission(contract)
         stored, created = await self.desired.put_contract(contract, if_version)
-        self.events.add("contract", f"Contract {contract.service_id} version {stored.version}: {admission.text}", service=contract.service_id)
+        self.events.add(
+            "contract",
+            f"Contract {contract.service_id} version {stored.version}: {admission.text}",
+            service=contract.service_id,
+        )
         self.loop.poke("contract", ServiceId(contract.service_id))
         return Applied(service_id=contract.service_id, version=stored.version, created=created, admission=admission)
 
@@ -209,7 +213,7 @@ class Controller:
             stored,
             self.slis.status(name, stored.contract),
             bound=spec is not None,
-            admission=self.loop.admission(ServiceId(service)),
+            infeasible=self.loop.infeasible(ServiceId(service)),
             running=book.record(book.running_epoch),
             pinned=book.pinned,
             offered_rps=self.telemetry.offered_rps(name, self.clock.now_ms()),
@@ -265,7 +269,9 @@ class Controller:
         for link in fleet.links.values():
             links.setdefault(link.src, []).append(link)
         return [
-            agent_out(self.fleet.members[agent], view, self.telemetry, sorted(links.get(agent, []), key=lambda k: k.dst))
+            agent_out(
+                self.fleet.members[agent], view, self.telemetry, sorted(links.get(agent, []), key=lambda k: k.dst)
+            )
             for agent, view in sorted(fleet.agents.items())
         ]
 
@@ -301,7 +307,11 @@ class Controller:
             bandwidth_bytes_per_s=wanted.bandwidth_mbps * 1e6 / 8 if wanted.bandwidth_mbps else None,
         )
         await member.connection.call(message, timeout_s=5.0)
-        self.events.add("link", f"Link {wanted.src} to {wanted.dst or 'all'} shaped: {wanted.delay_ms:g} ms, jitter {wanted.jitter_ms:g} ms, {wanted.bandwidth_mbps or 'unlimited'} Mbit/s.", agent=wanted.src)
+        self.events.add(
+            "link",
+            f"Link {wanted.src} to {wanted.dst or 'all'} shaped: {wanted.delay_ms:g} ms, jitter {wanted.jitter_ms:g} ms, {wanted.bandwidth_mbps or 'unlimited'} Mbit/s.",
+            agent=wanted.src,
+        )
 
     async def dismiss(self, agent: str) -> None:
         """Ask a drained agent to finish and exit. Raises NotFoundError, AgentLostError."""
@@ -312,7 +322,9 @@ class Controller:
     def _member(self, agent: str) -> Member:
         member = self.fleet.members.get(AgentId(agent))
         if member is None:
-            raise NotFoundError(f"There is no agent {agent!r}; known are: {', '.join(sorted(self.fleet.members)) or 'none yet'}.")
+            raise NotFoundError(
+                f"There is no agent {agent!r}; known are: {', '.join(sorted(self.fleet.members)) or 'none yet'}."
+            )
         return member
 
     # --- models and services
@@ -329,7 +341,9 @@ class Controller:
         """Register an ONNX file and serve it as a service of the same name. Raises ModelError; stores nothing then."""
         if not _MODEL_NAME.match(name):
             raise InvalidInputError(
-                f"{name!r} is not a model name; accepted are lower-case letters, digits, dots and dashes.", found=name, accepted="a name such as my-model"
+                f"{name!r} is not a model name; accepted are lower-case letters, digits, dots and dashes.",
+                found=name,
+                accepted="a name such as my-model",
             )
         from controller.services.single import single_stage_service
 

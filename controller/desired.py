@@ -55,8 +55,13 @@ class Desired:
         Two contracts for one service would each want a plan of it, so the second is refused.
         """
         for other in self.contracts.values():
-            if other.contract.service_id != contract.service_id and other.contract.service_name == contract.service_name:
-                raise ConflictError(f"The service {contract.service_name!r} already has the contract {other.contract.service_id!r}.")
+            if (
+                other.contract.service_id != contract.service_id
+                and other.contract.service_name == contract.service_name
+            ):
+                raise ConflictError(
+                    f"The service {contract.service_name!r} already has the contract {other.contract.service_id!r}."
+                )
         created = ServiceId(contract.service_id) not in self.contracts
         stored = await self._state.put_contract(contract, if_version)
         self.contracts[ServiceId(contract.service_id)] = stored

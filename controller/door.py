@@ -150,12 +150,14 @@ class AgentDoor:
         other = member.connection
         if other is not None and other is not connection and not other.closed:
             if member.facts.fingerprint != facts.fingerprint:
-                raise RefusedError(f"{agent} is already connected from other hardware: this disk is a clone; enroll it anew.")
+                raise RefusedError(
+                    f"{agent} is already connected from other hardware: this disk is a clone; enroll it anew."
+                )
             await other.close()
         address = await _reachable(facts, connection.peer_host)
         member.cached = frozenset(message.cached)
         self._fleet.connected(agent, connection, facts, address)
-        connection.on_close(lambda closed: self._fleet.disconnected(agent, closed))
+        connection.on_close(lambda: self._fleet.disconnected(agent, connection))
         self._on_hello(agent, message)
         return Welcome(agent_id=agent)
 
@@ -206,7 +208,9 @@ def _checked(facts: DeviceFacts) -> DeviceFacts:
     if not _NAME.match(facts.zone):
         raise InvalidInputError(f"{facts.zone[:80]!r} is not a zone name.", pointer="/facts/zone")
     if not 0.01 <= facts.slowdown <= 1000:
-        raise InvalidInputError(f"A slowdown of {facts.slowdown} is not plausible; accepted is 0.01 to 1000.", pointer="/facts/slowdown")
+        raise InvalidInputError(
+            f"A slowdown of {facts.slowdown} is not plausible; accepted is 0.01 to 1000.", pointer="/facts/slowdown"
+        )
     if facts.memory_budget_bytes < 0 or not 0 <= facts.peer_port <= 65535 or not 0 <= facts.ingress_port <= 65535:
         raise InvalidInputError("Memory and ports of a device must not be negative or too large.", pointer="/facts")
     if len(facts.versions) > 50 or len(facts.providers) > 50 or len(facts.fingerprint) > 200:
@@ -216,5 +220,3 @@ def _checked(facts: DeviceFacts) -> DeviceFacts:
 
 def _slug(hostname: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", hostname.lower()).strip("-")[:40] or "agent"
-
-

@@ -33,7 +33,13 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=keep)
 
     def add(
-        self, kind: EventKind, text: str, *, agent: str | None = None, service: str | None = None, epoch: int | None = None
+        self,
+        kind: EventKind,
+        text: str,
+        *,
+        agent: str | None = None,
+        service: str | None = None,
+        epoch: int | None = None,
     ) -> Event:
         """Note that something happened now."""
         event = Event(at_s=self._clock.wall_s(), kind=kind, text=text, agent=agent, service=service, epoch=epoch)

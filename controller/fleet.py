@@ -9,8 +9,8 @@ from agents.messages import Address, DeviceFacts
 from agents.wire import Connection
 from controller.clock import Clock
 from controller.events import EventLog
-from controller.settings import SuspicionSettings
 from controller.records import AgentRecord
+from controller.settings import SuspicionSettings
 from controller.telemetry import Telemetry
 from policies.fleet import AgentState, AgentView, Fleet
 from policies.ids import AgentId
@@ -128,7 +128,9 @@ class FleetRegistry:
         now_ms = self._clock.now_ms()
         agents = {agent: self._agent_view(agent, member, now_ms) for agent, member in self.members.items()}
         links = {
-            key: link for key, link in self._telemetry.link_views(now_ms).items() if link.src in agents and link.dst in agents
+            key: link
+            for key, link in self._telemetry.link_views(now_ms).items()
+            if link.src in agents and link.dst in agents
         }
         return Fleet(agents=agents, links=links)
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from agents.driver import Driver, Result
+from agents.identity import CONTROLLER_ID
 from agents.ledger import Ledger
 from agents.messages import ChainDone, Route, RunChain, ServiceReport
 from agents.peers import PeerPool
 from agents.routes import RouteTable
 from agents.wire import decode_tensors
 from controller.models.registry import ModelRegistry
-from controller.pki import CONTROLLER_ID, CertificateAuthority
+from controller.pki import CertificateAuthority
 from policies.ids import ServiceId
 from policies.service import ServiceSpec
 from sla.errors import PermanentError
@@ -41,7 +42,9 @@ class _RemoteChains:
     def __init__(self, peers: PeerPool) -> None:
         self._peers = peers
 
-    async def run(self, message: RunChain, tensors: Mapping[str, np.ndarray]) -> tuple[ChainDone, dict[str, np.ndarray]]:
+    async def run(
+        self, message: RunChain, tensors: Mapping[str, np.ndarray]
+    ) -> tuple[ChainDone, dict[str, np.ndarray]]:
         first = message.hops[0]
         answer, outputs = await self._peers.call(
             first.agent, first.address, message, tensors, timeout_s=message.remaining_ms / 1000
@@ -87,7 +90,12 @@ class Gateway:
         return {route.spec.id: route.spec for route in self._routes.all()}
 
     async def infer(
-        self, service_id: ServiceId, tensors: Mapping[str, np.ndarray], deadline_ms: float, *, request_id: str | None = None
+        self,
+        service_id: ServiceId,
+        tensors: Mapping[str, np.ndarray],
+        deadline_ms: float,
+        *,
+        request_id: str | None = None,
     ) -> Result:
         """One request through the controller's ingress; see `Driver.infer`."""
         return await self._driver.infer(service_id, tensors, deadline_ms, request_id=request_id)
@@ -115,7 +123,9 @@ class Gateway:
         for name, value in expected.items():
             difference = _difference(result.tensors.get(name), value)
             if difference > TOLERANCE:
-                raise CanaryError(f"the sample's output {name!r} differs from the known answer by {difference:.2g} (relative)")
+                raise CanaryError(
+                    f"the sample's output {name!r} differs from the known answer by {difference:.2g} (relative)"
+                )
 
     def _sample(self, spec: ServiceSpec) -> dict[str, np.ndarray]:
         path = self._registry.blob_path(spec.sample) if spec.sample is not None else None

@@ -41,7 +41,9 @@ class Leadership:
                 self._state.fence = Fence(LEASE, self._token)
                 return
             await asyncio.sleep(0.5)
-        raise ConflictError("Another controller leads on this store; stop it first, or give this one a store of its own.")
+        raise ConflictError(
+            "Another controller leads on this store; stop it first, or give this one a store of its own."
+        )
 
     async def keep(self) -> None:
         """Renew for as long as this runs; exits the process when the lease is lost (a supervisor starts it again)."""

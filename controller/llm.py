@@ -11,14 +11,14 @@ import logging
 from dataclasses import dataclass
 
 from openai import AsyncOpenAI, OpenAIError
+from policies.decide import Memory
+from policies.llm import Malformed, Question, ask, parse, repair, to_proposal
 
 from controller.clock import Clock
 from controller.events import EventLog
 from controller.settings import LlmSettings
-from policies.decide import Memory
 from policies.decision import Proposal
 from policies.ids import ServiceId
-from policies.llm import Malformed, Question, ask, parse, repair, to_proposal
 from policies.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,11 @@ class LlmAdvisor:
             self._failures += 1
             if self._failures >= BREAK_AFTER:
                 self._open_until_ms = self._clock.now_ms() + BREAK_S * 1000
-            self._events.add("llm", f"{service}: no use of the LLM ({type(error).__name__}); the solver's plan stands.", service=service)
+            self._events.add(
+                "llm",
+                f"{service}: no use of the LLM ({type(error).__name__}); the solver's plan stands.",
+                service=service,
+            )
 
     async def _answer(self, question: Question) -> Proposal | None:
         """The model's proposal, after at most one repair round; None when it wants to keep what runs. Raises Malformed."""

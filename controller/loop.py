@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from policies.decide import Memory, decide
 
 from agents.messages import Hello, Route
 from controller.clock import Clock
@@ -25,7 +26,6 @@ from controller.settings import LoopSettings
 from controller.slis import Slis
 from controller.state import State
 from controller.telemetry import Telemetry
-from policies.decide import Memory, decide
 from policies.decision import Decision, Trigger
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
@@ -48,6 +48,7 @@ class _Service:
     failures: int = 0
     retry_ms: float = 0.0
     last_hold: tuple[str, ...] = ()
+    infeasible: str | None = None
     active_at_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -90,6 +91,10 @@ class ControlLoop:
     def active_at_s(self, service: ServiceId, epoch: int) -> float | None:
         """When a plan reached the ingresses, if it did since this controller started."""
         return self._service(service).active_at_s.get(epoch)
+
+    def infeasible(self, service: ServiceId) -> str | None:
+        """Why no plan keeps the contract on this fleet, None if one does."""
+        return self._service(service).infeasible
 
     # --- the loop
 
@@ -224,7 +229,9 @@ class ControlLoop:
     async def restore(self, service: ServiceId, plan: Plan, trigger: Trigger = "operator") -> int:
         """Run an earlier plan again, as a new epoch. Raises TidegateError while nothing has changed."""
         reason = f"an operator went back to plan {plan.epoch}"
-        decision = Decision(service_id=service, trigger=trigger, proposer="operator", plan=plan, reasons=(), rationale=reason)
+        decision = Decision(
+            service_id=service, trigger=trigger, proposer="operator", plan=plan, reasons=(), rationale=reason
+        )
         await self._carry_out(service, decision)
         epoch = self._desired.book(service).running_epoch
         assert epoch is not None

@@ -18,8 +18,12 @@ async def render_metrics(controller: Controller) -> str:
     agents = Gauge("tidegate_agents", "Enrolled agents by state.", ["state"], registry=registry)
     age = Gauge("tidegate_agent_report_age_seconds", "Age of the last report.", ["agent"], registry=registry)
     busy = Gauge("tidegate_agent_cpu_saturation", "Busy share of the device.", ["agent"], registry=registry)
-    p99 = Gauge("tidegate_sla_latency_p99_milliseconds", "p99 over the contract's window.", ["service"], registry=registry)
-    availability = Gauge("tidegate_sla_availability", "Share of requests answered in the window.", ["service"], registry=registry)
+    p99 = Gauge(
+        "tidegate_sla_latency_p99_milliseconds", "p99 over the contract's window.", ["service"], registry=registry
+    )
+    availability = Gauge(
+        "tidegate_sla_availability", "Share of requests answered in the window.", ["service"], registry=registry
+    )
     budget = Gauge("tidegate_sla_error_budget_left", "Share of the error budget left.", ["service"], registry=registry)
     requests = Gauge("tidegate_sla_requests", "Requests in the window.", ["service"], registry=registry)
     failed = Gauge("tidegate_sla_requests_failed", "Failed requests in the window.", ["service"], registry=registry)
@@ -34,7 +38,12 @@ async def render_metrics(controller: Controller) -> str:
         if agent.cpu_saturation is not None:
             busy.labels(agent.id).set(agent.cpu_saturation)
     for sla in controller.slas():
-        for gauge, value in ((p99, sla.p99_ms), (availability, sla.availability), (budget, sla.budget_left), (epoch, sla.running_epoch)):
+        for gauge, value in (
+            (p99, sla.p99_ms),
+            (availability, sla.availability),
+            (budget, sla.budget_left),
+            (epoch, sla.running_epoch),
+        ):
             if value is not None:
                 gauge.labels(sla.service_id).set(value)
         requests.labels(sla.service_id).set(sla.requests)

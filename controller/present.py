@@ -205,7 +205,7 @@ def service_out(spec: ServiceSpec) -> ServiceOut:
 
 
 def sla_out(
-    stored: StoredContract, window: WindowStatus, *, bound: bool, admission: Admission | None, running: PlanRecord | None,
+    stored: StoredContract, window: WindowStatus, *, bound: bool, infeasible: str | None, running: PlanRecord | None,
     pinned: bool, offered_rps: float, fell_back: int,
 ) -> SlaOut:  # fmt: skip
     """A contract beside what was attained. `bound`: there is a service of that name."""
@@ -213,7 +213,7 @@ def sla_out(
     latency_met = None if window.p99_ms is None else window.p99_ms <= contract.latency_p99_ms
     availability_met = None if window.availability is None else window.availability >= contract.availability_sla
     allowed = window.requests * (1 - contract.availability_sla)
-    state, text = _sla_state(stored, window, bound, admission, running, latency_met, availability_met)
+    state, text = _sla_state(stored, window, bound, infeasible, running, latency_met, availability_met)
     prediction = running.decision.prediction if running and running.decision else None
     return SlaOut(
         service_id=contract.service_id,
@@ -239,23 +239,32 @@ def sla_out(
 
 
 def _sla_state(
-    stored: StoredContract, window: WindowStatus, bound: bool, admission: Admission | None, running: PlanRecord | None,
+    stored: StoredContract, window: WindowStatus, bound: bool, infeasible: str | None, running: PlanRecord | None,
     latency_met: bool | None, availability_met: bool | None,
 ) -> tuple[SlaState, str]:  # fmt: skip
     contract = stored.contract
     if not bound:
-        return "unbound", f"There is no service {contract.service_name!r} yet; add a model of that name, or name one in `model`."
+        return (
+            "unbound",
+            f"There is no service {contract.service_name!r} yet; add a model of that name, or name one in `model`.",
+        )
     if running is None:
-        if admission is not None and admission.verdict == "infeasible":
-            return "infeasible", admission.text
+        if infeasible is not None:
+            return "infeasible", infeasible
         return "starting", "The first plan is being decided and rolled out."
     if window.requests == 0:
         return "no-traffic", f"Plan {running.plan.epoch} is ready; no request came in yet."
     if latency_met is False:
         return "violated", f"p99 is {window.p99_ms:.0f} ms; promised are {contract.latency_p99_ms:.0f} ms."
     if availability_met is False:
-        return "violated", f"{window.availability:.4%} of requests were answered; promised are {contract.availability_sla:.4%}."
-    return "met", f"p99 {window.p99_ms:.0f} of {contract.latency_p99_ms:.0f} ms, {window.requests} requests, {window.requests - window.ok} failed."
+        return (
+            "violated",
+            f"{window.availability:.4%} of requests were answered; promised are {contract.availability_sla:.4%}.",
+        )
+    return (
+        "met",
+        f"p99 {window.p99_ms:.0f} of {contract.latency_p99_ms:.0f} ms, {window.requests} requests, {window.requests - window.ok} failed.",
+    )
 
 
 def _finite(value: float) -> float:

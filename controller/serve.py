@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from agents.ingress import create_app
 from controller.api import create_api
@@ -27,7 +28,9 @@ log = logging.getLogger("tidegate.controller")
 
 def run_controller(arguments: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT; the exit status. Raises TidegateError when it cannot start."""
-    logging.basicConfig(stream=sys.stderr, level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     for noisy in ("httpx", "httpcore", "uvicorn.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     settings = settings_from(arguments)
@@ -70,10 +73,16 @@ async def _serve(settings: ControllerSettings) -> None:
         await controller.stop()
 
 
-def _config(app: object, controller: Controller, settings: ControllerSettings) -> uvicorn.Config:
+def _config(app: FastAPI, controller: Controller, settings: ControllerSettings) -> uvicorn.Config:
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=3, lifespan="on", loop="none"
-    )  # type: ignore[arg-type]
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        lifespan="on",
+        loop="none",
+    )
     if not settings.door.is_loopback:
         name = AgentId(settings.door.advertise or socket.gethostname())
         context = controller.ca.identity_for(name).server_context("none")
@@ -103,6 +112,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise SettingsError(f"Cannot listen on {host} port {port}: {error.strerror}; choose another with --host and --port.") from None
+        raise SettingsError(
+            f"Cannot listen on {host} port {port}: {error.strerror}; choose another with --host and --port."
+        ) from None
     listener.listen(256)
     return listener

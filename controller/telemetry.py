@@ -43,7 +43,7 @@ class Table:
     def __contains__(self, key: str) -> bool:
         return key in self._row
 
-    def keys(self) -> tuple[str, ...]:
+    def rows(self) -> tuple[str, ...]:
         """Keys in row order."""
         return tuple(self._keys)
 
@@ -155,7 +155,7 @@ class Telemetry:
     def forget(self, agent: AgentId) -> None:
         """Drop an agent and its links."""
         self.agents.remove(agent)
-        for key in self.links.keys():
+        for key in self.links.rows():
             if agent in key.split(">"):
                 self.links.remove(key)
 
@@ -163,7 +163,7 @@ class Telemetry:
         """phi of every agent, computed over the columns at once."""
         silence = now_ms - self.agents.column("seen_ms")
         values = phi(silence, self.agents.column("delay_mean_ms"), np.sqrt(self.agents.column("delay_var_ms2")))
-        return {AgentId(key): float(value) for key, value in zip(self.agents.keys(), values, strict=True)}
+        return {AgentId(key): float(value) for key, value in zip(self.agents.rows(), values, strict=True)}
 
     def broken_towards(self, agent: AgentId, now_ms: float) -> bool:
         """True if some peer reported in the last seconds that it can no longer reach the agent."""
@@ -171,13 +171,13 @@ class Telemetry:
             key.endswith(f">{agent}")
             and self.links.get(key, "broken") == 1.0
             and now_ms - self.links.get(key, "seen_ms") < 5_000
-            for key in self.links.keys()
+            for key in self.links.rows()
         )
 
     def link_views(self, now_ms: float) -> dict[str, LinkView]:
         """All links whose round trip was measured."""
         views = {}
-        for key in self.links.keys():
+        for key in self.links.rows():
             rtt = self.links.get(key, "rtt_ms")
             if np.isnan(rtt):
                 continue

@@ -7,6 +7,7 @@ import asyncio
 import json
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def run_demo(arguments: argparse.Namespace) -> int:
         wait_for_plan(stack, after_epoch=0)
         report = _run(stack, arguments.seconds, applied, progress)
         held = promises(report)
-        report["promises"] = {text: ok for text, ok in held}
+        report["promises"] = dict(held)
         if arguments.report:
             Path(arguments.report).write_text(json.dumps(report, indent=2) + "\n")
         _print(console, report, held)
-        console.print(f"Dashboard while it runs: {stack.dashboard_url}   logs: {stack.directory / 'logs'}", highlight=False)
+        console.print(
+            f"Dashboard while it runs: {stack.dashboard_url}   logs: {stack.directory / 'logs'}", highlight=False
+        )
         if arguments.keep:
             console.print("Everything is left running; stop with Ctrl-C.")
             wait_for_signal()
@@ -79,18 +82,26 @@ def make_trouble(stack: LocalStack, began: float, seconds: float, progress: Prog
     src, dst = link_in_use(plan, entry=ingress_agents(stack)[0])
     degraded_at_s = time.time()
     stack.shape(src, dst, DEGRADED_DELAY_MS, DEGRADED_JITTER_MS, DEGRADED_MBPS)
-    progress(f"trouble: link {src} -> {dst} degraded to {DEGRADED_MBPS:g} Mbit/s, +{DEGRADED_DELAY_MS:g} ms, jitter {DEGRADED_JITTER_MS:g} ms")
+    progress(
+        f"trouble: link {src} -> {dst} degraded to {DEGRADED_MBPS:g} Mbit/s, +{DEGRADED_DELAY_MS:g} ms, jitter {DEGRADED_JITTER_MS:g} ms"
+    )
     announced = _announce_until(stack, began + KILL_AT * seconds, plan["epoch"], progress)
     victim = victim_of(running_plan(stack), stack)
     killed_at_s = stack.kill_agent(victim)
     progress(f"trouble: killed {victim} (SIGKILL) while it held a shard")
     try:
         replanned = wait_for_plan(stack, after_epoch=announced, timeout_s=30.0, without=victim)
-        progress(f"plan {replanned['epoch']} took over {(replanned['active_at_s'] - killed_at_s) * 1000:.0f} ms after the kill")
+        progress(
+            f"plan {replanned['epoch']} took over {(replanned['active_at_s'] - killed_at_s) * 1000:.0f} ms after the kill"
+        )
     except RetryableError as error:
         progress(str(error))
         replanned = {"active_at_s": None}
-    lost = [e for e in stack.api.get("/v1/events", limit=1000) if e["kind"] == "agent-lost" and e["agent"] == victim and e["at_s"] >= killed_at_s]
+    lost = [
+        e
+        for e in stack.api.get("/v1/events", limit=1000)
+        if e["kind"] == "agent-lost" and e["agent"] == victim and e["at_s"] >= killed_at_s
+    ]
     _announce_until(stack, began + seconds, replanned.get("epoch", announced), progress)
     return Trouble(
         degraded_link=f"{src} -> {dst}",
@@ -116,11 +127,15 @@ def ingress_urls(stack: LocalStack) -> list[str]:
 
 def running_plan(stack: LocalStack) -> dict[str, Any]:
     """The plan that serves now."""
-    plan: dict[str, Any] = next(plan for plan in reversed(stack.api.get("/v1/plans", service_id=SERVICE)) if plan["running"])
+    plan: dict[str, Any] = next(
+        plan for plan in reversed(stack.api.get("/v1/plans", service_id=SERVICE)) if plan["running"]
+    )
     return plan
 
 
-def wait_for_plan(stack: LocalStack, *, after_epoch: int, timeout_s: float = 120.0, without: str | None = None) -> dict[str, Any]:
+def wait_for_plan(
+    stack: LocalStack, *, after_epoch: int, timeout_s: float = 120.0, without: str | None = None
+) -> dict[str, Any]:
     """The first plan after `after_epoch` that reached the ingresses and does not use the agent `without`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -137,8 +152,12 @@ def wait_for_plan(stack: LocalStack, *, after_epoch: int, timeout_s: float = 120
 def link_in_use(plan: dict[str, Any], entry: str) -> tuple[str, str]:
     """A link that the plan sends tensors over: between two shards of one lane if there is one, else from the ingress."""
     serving = [shard for shard in plan["shards"] if shard["role"] == "serving"]
-    for before, after in zip(serving, serving[1:], strict=False):
-        if before["stage"] == after["stage"] and before["blocks"][1] == after["blocks"][0] and before["agent"] != after["agent"]:
+    for before, after in pairwise(serving):
+        if (
+            before["stage"] == after["stage"]
+            and before["blocks"][1] == after["blocks"][0]
+            and before["agent"] != after["agent"]
+        ):
             return before["agent"], after["agent"]
     return entry, next(shard["agent"] for shard in serving if shard["agent"] != entry)
 
@@ -146,8 +165,10 @@ def link_in_use(plan: dict[str, Any], entry: str) -> tuple[str, str]:
 def victim_of(plan: dict[str, Any], stack: LocalStack) -> str:
     """An edge agent that holds a serving shard and is not the ingress that clients use first."""
     gateway = ingress_agents(stack)[0]
-    edge = {agent["id"] for agent in stack.live_agents() if not agent["is_cloud"]} - {gateway}
-    serving = [shard["agent"] for shard in plan["shards"] if shard["role"] == "serving" and shard["agent"] in edge]
+    edge: set[str] = {agent["id"] for agent in stack.live_agents() if not agent["is_cloud"]} - {gateway}
+    serving: list[str] = [
+        shard["agent"] for shard in plan["shards"] if shard["role"] == "serving" and shard["agent"] in edge
+    ]
     return max(sorted(set(serving)), key=serving.count)
 
 
@@ -169,7 +190,18 @@ def _sleep_until(when: float) -> None:
 def _print(console: Console, report: dict[str, Any], held: list[tuple[str, bool]]) -> None:
     requests, latency, recovery = report["requests"], report["latency_ms"], report["recovery"]
     console.print()
-    table = Table("plan", "trigger", "proposer", "score", "p99 predicted", "p99 measured", "requests", "shards", title="Plans", title_justify="left")
+    table = Table(
+        "plan",
+        "trigger",
+        "proposer",
+        "score",
+        "p99 predicted",
+        "p99 measured",
+        "requests",
+        "shards",
+        title="Plans",
+        title_justify="left",
+    )
     for plan in report["plans"]:
         where = {shard["stage"]: [] for shard in plan["shards"]}  # type: dict[str, list[str]]
         for shard in plan["shards"]:

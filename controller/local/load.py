@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from agents.oip import encode_request, decode_response
+from controller.local.oip_client import bytes_output, encode_request
 from controller.services.document_reader import correct
 from controller.services.documents import Document, render
 
@@ -43,10 +43,15 @@ class Load:
 
     async def run(self, seconds: float) -> None:
         """Send for that long, then wait for the stragglers. The gaps are exponential: arrivals are a Poisson process."""
-        documents = await asyncio.to_thread(lambda: [render(seed, upside_down=seed % 3 == 2) for seed in range(DOCUMENTS)])
+        documents = await asyncio.to_thread(
+            lambda: [render(seed, upside_down=seed % 3 == 2) for seed in range(DOCUMENTS)]
+        )
         rng = random.Random(self.seed)
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as http, asyncio.TaskGroup() as tasks:
+        async with (
+            httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, limits=limits, trust_env=False) as http,
+            asyncio.TaskGroup() as tasks,
+        ):
             started = time.monotonic()
             due = 0.0
             while True:
@@ -59,7 +64,9 @@ class Load:
                 self.sent += 1
                 tasks.create_task(self._ask(http, document, question, answer, started + due))
 
-    async def _ask(self, http: httpx.AsyncClient, document: Document, question: str, answer: str, due_monotonic_s: float) -> None:
+    async def _ask(
+        self, http: httpx.AsyncClient, document: Document, question: str, answer: str, due_monotonic_s: float
+    ) -> None:
         due_wall_s = time.time() - (time.monotonic() - due_monotonic_s)
         outcome = Outcome(due_wall_s, 0.0, False, False, None, False, "no ingress answered")
         for ingress in self.ingresses:
@@ -72,10 +79,20 @@ class Load:
             epoch = response.headers.get("x-tidegate-epoch")
             fell_back = response.headers.get("x-tidegate-fallback") == "true"
             if response.status_code != 200:
-                outcome = Outcome(due_wall_s, latency_ms, False, False, None, fell_back, f"{response.status_code}: {response.text[:300]}")
+                outcome = Outcome(
+                    due_wall_s,
+                    latency_ms,
+                    False,
+                    False,
+                    None,
+                    fell_back,
+                    f"{response.status_code}: {response.text[:300]}",
+                )
                 break
-            said = decode_response(response.content, dict(response.headers))["answer"][0].decode()
-            outcome = Outcome(due_wall_s, latency_ms, True, correct(said, answer), int(epoch) if epoch else None, fell_back)
+            said = bytes_output(response, "answer")[0].decode()
+            outcome = Outcome(
+                due_wall_s, latency_ms, True, correct(said, answer), int(epoch) if epoch else None, fell_back
+            )
             break
         self.outcomes.append(outcome)
 

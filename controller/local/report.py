@@ -27,7 +27,13 @@ class Trouble:
 
 
 def build_report(
-    *, outcomes: list[Outcome], sent: int, sla: dict[str, Any], agents: list[dict[str, Any]], plans: list[dict[str, Any]], trouble: Trouble
+    *,
+    outcomes: list[Outcome],
+    sent: int,
+    sla: dict[str, Any],
+    agents: list[dict[str, Any]],
+    plans: list[dict[str, Any]],
+    trouble: Trouble,
 ) -> dict[str, Any]:
     """The report. `sla`, `agents` and `plans` are answers of the API; latencies are the client's own, milliseconds."""
     answered = [outcome for outcome in outcomes if outcome.ok]
@@ -74,10 +80,14 @@ def build_report(
             "detected_ms": _between_ms(trouble.killed_at_s, trouble.detected_at_s),
             "replanned_ms": _between_ms(trouble.killed_at_s, trouble.replanned_at_s),
             "failed_requests": sum(
-                not outcome.ok for outcome in outcomes if trouble.killed_at_s is not None and outcome.due_s >= trouble.killed_at_s - 10
+                not outcome.ok
+                for outcome in outcomes
+                if trouble.killed_at_s is not None and outcome.due_s >= trouble.killed_at_s - 10
             ),
         },
-        "shards_distinct_agents": len({shard["agent"] for plan in plans for shard in plan["shards"] if shard["role"] == "serving"}),
+        "shards_distinct_agents": len(
+            {shard["agent"] for plan in plans for shard in plan["shards"] if shard["role"] == "serving"}
+        ),
         "versions": {"python": platform.python_version(), **_versions()},
     }
 
@@ -89,7 +99,10 @@ def promises(report: dict[str, Any]) -> list[tuple[str, bool]]:
     return [
         ("every request was answered", requests["sent"] > 0 and requests["failed"] == 0),
         (f"p99 within {sla['latency_p99_ms']:g} ms, as the SLA engine measured it", bool(sla["met"])),
-        (f"at least {sla['promised_availability']:.2%} available", (sla["availability"] or 0.0) >= sla["promised_availability"]),
+        (
+            f"at least {sla['promised_availability']:.2%} available",
+            (sla["availability"] or 0.0) >= sla["promised_availability"],
+        ),
         (f"at least {sla['accuracy_floor'] or 0:.0%} of the answers right", correct >= (sla["accuracy_floor"] or 0.0)),
         ("one model's blocks ran on two agents (block axis)", any(_splits_blocks(plan) for plan in report["plans"])),
         ("crops were spread over two agents (patch axis)", any(_splits_patches(plan) for plan in report["plans"])),
@@ -103,7 +116,9 @@ def _splits_blocks(plan: dict[str, Any]) -> bool:
     lanes: dict[tuple[Any, ...], set[str]] = {}
     for shard in plan["shards"]:
         if shard["blocks"] != [0, shard["block_count"]]:
-            lanes.setdefault((shard["stage"], shard["model"], *shard["patch"], *shard["token"]), set()).add(shard["agent"])
+            lanes.setdefault((shard["stage"], shard["model"], *shard["patch"], *shard["token"]), set()).add(
+                shard["agent"]
+            )
     return any(len(agents) > 1 for agents in lanes.values())
 
 

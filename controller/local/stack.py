@@ -96,7 +96,9 @@ class LocalStack:
         began = time.monotonic()
         self._spawn("controller", [sys.executable, "-m", "controller.cli", *command])
         self._wait(lambda: self._is_ready(), 60.0, "The controller did not become ready")
-        self.progress(f"controller ready in {time.monotonic() - began:.1f} s at {self.api.url} (API, dashboard, embedded store)")
+        self.progress(
+            f"controller ready in {time.monotonic() - began:.1f} s at {self.api.url} (API, dashboard, embedded store)"
+        )
 
     def join_agents(self) -> None:
         """Spawn one process per emulated device, each enrolled with a one-time token of its own."""
@@ -104,7 +106,9 @@ class LocalStack:
             number = self.settings.platforms[: index + 1].count(platform)
             self.join_agent(f"{platform}-{number}", platform)
         names = ", ".join(self.settings.platforms)
-        self.progress(f"{len(self.settings.platforms)} agent processes started, each with a one-time join token: {names} (emulated)")
+        self.progress(
+            f"{len(self.settings.platforms)} agent processes started, each with a one-time join token: {names} (emulated)"
+        )
 
     def join_agent(self, name: str, platform: str) -> None:
         """Spawn the process of one emulated device."""
@@ -123,14 +127,18 @@ class LocalStack:
         began = time.monotonic()
         service = self.api.post("/v1/services", json={"builtin": "document-reader"}, timeout_s=600)
         stages = sum(stage["type"] == "onnx" for stage in service["stages"])
-        self.progress(f"service document-reader registered in {time.monotonic() - began:.1f} s: {stages} ONNX stages cut, proven and profiled")
+        self.progress(
+            f"service document-reader registered in {time.monotonic() - began:.1f} s: {stages} ONNX stages cut, proven and profiled"
+        )
 
     def wait_for_agents(self, timeout_s: float = 90.0) -> None:
         """Wait until all agents are live, the cloud's too, then give the devices their emulated uplink."""
         wanted = len(self.settings.platforms) + (self.settings.cloud_agents if self.settings.ray != "none" else 0)
         self._wait(lambda: len(self.live_agents()) >= wanted, timeout_s, f"Not all of {wanted} agents came to life")
         for agent in self.live_agents():
-            self.progress(f"agent {agent['id']}: {agent['platform']}, {agent['evidence']}, ingress {agent['ingress_url'] or '-'}")
+            self.progress(
+                f"agent {agent['id']}: {agent['platform']}, {agent['evidence']}, ingress {agent['ingress_url'] or '-'}"
+            )
         for device in self.live_agents():
             for cloud in self.live_agents():
                 if cloud["is_cloud"] and device["evidence"] == "emulated":
@@ -163,7 +171,10 @@ class LocalStack:
     def stop(self) -> None:
         """Stop every process, the controller last so that agents can say goodbye."""
         self.api.close()
-        for process in [*(p for p in self._processes if p.name != "controller"), *(p for p in self._processes if p.name == "controller")]:
+        for process in [
+            *(p for p in self._processes if p.name != "controller"),
+            *(p for p in self._processes if p.name == "controller"),
+        ]:
             _end(process.popen)
         self._processes.clear()
 
@@ -174,7 +185,9 @@ class LocalStack:
     def _spawn(self, name: str, command: list[str]) -> None:
         log = (self.directory / "logs" / f"{name}.log").open("ab")
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        popen = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+        popen = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
         log.close()
         self._processes.append(_Process(name, popen))
 
@@ -191,7 +204,9 @@ class LocalStack:
             if dead:
                 raise SettingsError(f"{dead[0].name} ended while starting: {self._last_line(dead[0].name)}")
             if time.monotonic() > deadline:
-                raise RetryableError(f"{complaint} within {timeout_s:.0f} s; see the logs in {self.directory / 'logs'}.")
+                raise RetryableError(
+                    f"{complaint} within {timeout_s:.0f} s; see the logs in {self.directory / 'logs'}."
+                )
             time.sleep(0.1)
 
     def _last_line(self, name: str) -> str:
@@ -206,7 +221,9 @@ def require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise SettingsError(f"Port {port} is in use; stop what listens there or choose another with --port and --agent-port.") from None
+            raise SettingsError(
+                f"Port {port} is in use; stop what listens there or choose another with --port and --agent-port."
+            ) from None
 
 
 def _end(popen: subprocess.Popen[bytes], grace_s: float = 8.0) -> None:

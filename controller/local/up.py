@@ -50,7 +50,10 @@ def run_up(arguments: argparse.Namespace) -> int:
         stack.start()
         applied = stack.api.post("/v1/slas", body=example_sla())
         progress(f"SLA document-reader: {applied['admission']['text']}")
-        console.print(f"\nDashboard: {stack.dashboard_url}   state and logs: {stack.directory}\nStop with Ctrl-C.", highlight=False)
+        console.print(
+            f"\nDashboard: {stack.dashboard_url}   state and logs: {stack.directory}\nStop with Ctrl-C.",
+            highlight=False,
+        )
         wait_for_signal()
     return 0
 
