@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench format clean
+.PHONY: demo test browser lint bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,8 +15,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## run the main job for a minute on this machine
 	$(BIN)/tidegate demo
 
-test: $(STAMP)  ## every test that this machine can run
+test: $(STAMP) browser  ## every test that this machine can run
 	$(BIN)/python -m pytest
+
+# Debian's Chromium, for the dashboard's test.
+browser:
+	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

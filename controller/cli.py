@@ -72,8 +72,8 @@ def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     controller.add_argument("--port", type=_port, default=8080, help="dashboard, API and inference")
     controller.add_argument("--agent-port", type=_port, default=7443, help="agents dial this")
     controller.add_argument("--advertise", help="name or address that agents should dial")
-    controller.add_argument("--dir", default=_state_dir(), help="state that must survive")
-    controller.add_argument("--cache", default=_cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
+    controller.add_argument("--dir", default=state_dir(), help="state that must survive")
+    controller.add_argument("--cache", default=cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
     controller.add_argument("--store", help="redis:// address; default: an embedded Valkey in --dir")
     controller.add_argument("--ray", default="local", help="local, none, or the address of a Ray cluster")
     controller.add_argument(
@@ -86,7 +86,7 @@ def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
 
 def _stack_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", help="state directory (default: a new temporary one)")
-    parser.add_argument("--cache", default=_cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
+    parser.add_argument("--cache", default=cache_dir(), help="downloaded packages (TIDEGATE_CACHE)")
     parser.add_argument("--port", type=_port, default=8080, help="dashboard and API")
     parser.add_argument("--agent-port", type=_port, default=7443, help="agents dial this")
     parser.add_argument("--ray", default="local", help="local, none, or the address of a Ray cluster")
@@ -109,7 +109,7 @@ def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     join.add_argument(
         "--emulate", action="store_true", help="let this machine's CPU play the platform; labelled as emulated"
     )
-    join.add_argument("--dir", default=os.path.join(_state_dir(), "agent"), help="keys, certificate and shard cache")
+    join.add_argument("--dir", default=os.path.join(state_dir(), "agent"), help="keys, certificate and shard cache")
     join.add_argument("--host", help="address that peers can reach")
     join.add_argument("--peer-port", type=_port, default=0)
     join.add_argument("--ingress-port", type=_port, default=0)
@@ -265,13 +265,15 @@ def _at_least(low: int) -> Callable[[str], int]:
     return parse
 
 
-def _state_dir() -> str:
+def state_dir() -> str:
+    """Where state is kept unless the command line says otherwise."""
     return os.environ.get("TIDEGATE_DIR") or os.path.join(
         os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "tidegate"
     )
 
 
-def _cache_dir() -> str:
+def cache_dir() -> str:
+    """Where downloads are kept unless the command line says otherwise; may be deleted at any time."""
     return os.environ.get("TIDEGATE_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tidegate"
     )
