@@ -15,7 +15,9 @@ CHART_DIR = Path(__file__).parents[2] / "helm"
 RELEASE = "tidegate"
 NAMESPACE = "edge"
 
-AGENTS: dict[str, Any] = {"agents": {"enabled": True, "caFingerprint": "ab" * 32, "joinToken": {"existingSecret": "join"}}}
+AGENTS: dict[str, Any] = {
+    "agents": {"enabled": True, "caFingerprint": "ab" * 32, "joinToken": {"existingSecret": "join"}}
+}
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "agents": AGENTS,
@@ -72,7 +74,11 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "watched and fenced": AGENTS
     | {
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
-        "networkPolicy": {"enabled": True, "apiFrom": [{"namespaceSelector": {}}], "inferenceFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+        "networkPolicy": {
+            "enabled": True,
+            "apiFrom": [{"namespaceSelector": {}}],
+            "doorFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+        },
         "controller": {"podDisruptionBudget": {"enabled": True}},
         "rbac": {"rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]},
     },
@@ -130,7 +136,11 @@ class Rendered:
 
     def containers(self) -> list[tuple[str, Manifest, Manifest]]:
         """(owner, pod spec, container) of every container that would run."""
-        return [(name, spec, c) for name, _, spec in self.pods() for c in spec.get("initContainers", []) + spec["containers"]]
+        return [
+            (name, spec, c)
+            for name, _, spec in self.pods()
+            for c in spec.get("initContainers", []) + spec["containers"]
+        ]
 
 
 class _NoDoubleKeys(yaml.SafeLoader):
@@ -162,7 +172,9 @@ def render(chart: helm.Chart) -> Render:
     def rendered(values: dict[str, Any]) -> Rendered:
         files = chart.render(values, name=RELEASE, namespace=NAMESPACE)
         notes = next(text for path, text in files.items() if path.endswith("NOTES.txt"))
-        documents = [d for path, text in files.items() if path.endswith(".yaml") for d in yaml.load_all(text, _NoDoubleKeys)]
+        documents = [
+            d for path, text in files.items() if path.endswith(".yaml") for d in yaml.load_all(text, _NoDoubleKeys)
+        ]
         return Rendered([d for d in documents if d], notes)
 
     return rendered

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import helm_python as helm
-import kubernetes_validate
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
@@ -56,7 +56,9 @@ def test_every_resource_has_its_labels_namespace_and_a_name_of_its_own(rendered:
         ({"networkPolicy": {"apiFrom": [{"namespace": {}}]}}, "namespace"),
     ],
 )
-def test_a_value_that_the_chart_does_not_know_is_refused_by_name(chart: helm.Chart, values: dict[str, Any], complaint: str) -> None:
+def test_a_value_that_the_chart_does_not_know_is_refused_by_name(
+    chart: helm.Chart, values: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(helm.HelmValuesError) as refused:
         chart.validate_schema(values)
     assert complaint in str(refused.value)
@@ -65,7 +67,10 @@ def test_a_value_that_the_chart_does_not_know_is_refused_by_name(chart: helm.Cha
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"store": {"enabled": False}}, "store.external.url or store.external.existingSecret must say where the store is"),
+        (
+            {"store": {"enabled": False}},
+            "store.external.url or store.external.existingSecret must say where the store is",
+        ),
         ({"store": {"external": {"url": "redis://a:1"}}}, "set store.enabled=false to use the external store"),
         ({"controller": {"llm": {"baseUrl": "http://llm"}}}, "controller.llm.model must name the model"),
         ({"controller": {"ingress": {"enabled": True}}}, "controller.ingress.hosts must list"),
@@ -73,7 +78,9 @@ def test_a_value_that_the_chart_does_not_know_is_refused_by_name(chart: helm.Cha
         ({"agents": {"enabled": True, "caFingerprint": "ab" * 32}}, "agents.joinToken.existingSecret must name"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused_in_one_sentence(render: Any, values: dict[str, Any], sentence: str) -> None:
+def test_values_that_contradict_each_other_are_refused_in_one_sentence(
+    render: Any, values: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(helm.HelmError) as refused:
         render(values)
     assert sentence in str(refused.value)
@@ -98,9 +105,9 @@ def test_values_and_schema_list_the_same_keys_and_every_key_is_described() -> No
         for key, child in node["properties"].items():
             described = resolve(child)
             assert described.get("description"), f"{path}.{key}"
-            if "properties" in described and described.get("additionalProperties") is False and isinstance(value[key], dict):
-                if not {"requests", "limits"} >= value[key].keys():
-                    compare(value[key], described, f"{path}.{key}")
+            is_group = described.get("additionalProperties") is False and isinstance(value[key], dict)
+            if is_group and not value[key].keys() <= {"requests", "limits"}:
+                compare(value[key], described, f"{path}.{key}")
 
     compare(values, schema, "values")
 
@@ -162,7 +169,15 @@ def test_long_names_stay_within_what_kubernetes_allows(chart: helm.Chart) -> Non
 
 def test_notes_lead_on(render: Any) -> None:
     notes = render({}).notes
-    for step in ("get secret tidegate-admin", "port-forward svc/tidegate ", "tidegate sla apply", "tidegate token create", "tidegate agent join"):
+    for step in (
+        "get secret tidegate-admin",
+        "port-forward svc/tidegate ",
+        "tidegate sla apply",
+        "tidegate token create",
+        "tidegate agent join",
+    ):
         assert step in notes
-    warned = render({"controller": {"persistence": {"enabled": False}}, "store": {"persistence": {"enabled": False}}}).notes
+    warned = render(
+        {"controller": {"persistence": {"enabled": False}}, "store": {"persistence": {"enabled": False}}}
+    ).notes
     assert warned.count("WARNING") == 2

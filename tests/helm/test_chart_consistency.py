@@ -8,7 +8,9 @@ BROUGHT_BY_THE_OPERATOR = {"my-key", "my-llm", "my-store", "my-claim", "my-accou
 
 
 def _ports(spec: dict[str, Any]) -> dict[str, int]:
-    return {port["name"]: port["containerPort"] for container in spec["containers"] for port in container.get("ports", [])}
+    return {
+        port["name"]: port["containerPort"] for container in spec["containers"] for port in container.get("ports", [])
+    }
 
 
 def _selected(rendered: Any, selector: dict[str, str]) -> list[dict[str, Any]]:
@@ -41,7 +43,9 @@ def test_policies_budgets_and_monitors_select_something(rendered: Any) -> None:
         (service,) = [s for s in rendered.of_kind("Service") if wanted <= s["metadata"]["labels"].items()]
         (endpoint,) = monitor["spec"]["endpoints"]
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-        assert endpoint["authorization"]["credentials"]["name"] in {s["metadata"]["name"] for s in rendered.of_kind("Secret")}
+        assert endpoint["authorization"]["credentials"]["name"] in {
+            s["metadata"]["name"] for s in rendered.of_kind("Secret")
+        }
 
 
 def test_ingresses_lead_to_a_port_that_exists(rendered: Any) -> None:
@@ -81,7 +85,9 @@ def test_only_agents_that_were_told_so_are_privileged_or_see_the_node(rendered: 
             assert not container["securityContext"].get("privileged"), name
         if not (name.startswith("DaemonSet/") and (told.get("state") or told.get("devices"))):
             assert not any("hostPath" in volume for volume in spec.get("volumes", [])), name
-        assert spec.get("hostNetwork", False) == (name.startswith("DaemonSet/") and told.get("hostNetwork", False)), name
+        assert spec.get("hostNetwork", False) == (name.startswith("DaemonSet/") and told.get("hostNetwork", False)), (
+            name
+        )
 
 
 def test_no_pod_gets_a_token_of_the_kubernetes_api_and_accounts_exist(rendered: Any, values: dict[str, Any]) -> None:
@@ -124,7 +130,9 @@ def test_what_is_mounted_exists_and_what_is_referred_to_in_text_is_defined_befor
                 text = variable.get("value", "")
                 assert all(part.split(")")[0] in defined for part in text.split("$(")[1:]), variable["name"]
                 defined.add(variable["name"])
-            assert all(part.split(")")[0] in defined for text in container.get("args", []) for part in text.split("$(")[1:])
+            assert all(
+                part.split(")")[0] in defined for text in container.get("args", []) for part in text.split("$(")[1:]
+            )
 
 
 def test_the_addresses_that_components_dial_are_services_of_the_release(render: Any) -> None:
