@@ -90,10 +90,18 @@ class ChainRunner:
         )  # fmt: skip
         if hops[0].agent == self._agent_id:
             return await self.run(onward, tensors)
-        answer, outputs = await self._peers.call(hops[0].agent, hops[0].address, onward, tensors, timeout_s=left_s)
-        if not isinstance(answer, ChainDone):
-            raise ModelError(f"{hops[0].agent} answered a chain with {type(answer).__name__}.")
-        return answer, outputs
+        return await forward(self._peers, onward, tensors, timeout_s=left_s)
+
+
+async def forward(
+    peers: Caller, message: RunChain, tensors: Tensors, *, timeout_s: float
+) -> tuple[ChainDone, dict[str, np.ndarray]]:
+    """What the agent of the message's first hop answers. Raises what `Caller.call` raises."""
+    first = message.hops[0]
+    answer, outputs = await peers.call(first.agent, first.address, message, tensors, timeout_s=timeout_s)
+    if not isinstance(answer, ChainDone):
+        raise ModelError(f"{first.agent} answered a chain with {type(answer).__name__}.")
+    return answer, outputs
 
 
 def _final(hop: Hop, made: Tensors) -> dict[str, np.ndarray]:

@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from agents.chain import ChainRunner
 from agents.ledger import Ledger
-from agents.messages import Hop, Route, RunChain
+from agents.messages import ChainDone, Hop, Route, RunChain
 from agents.queue import RunTimes
 from agents.routes import RouteTable, fallback_hops, lane_hops
 from agents.steps import StepContext, run_step
@@ -64,6 +63,14 @@ class Result:
     """Wall time per stage."""
 
 
+class Chains(Protocol):
+    """How a stage's shards are run; `agents.chain.ChainRunner` on an agent."""
+
+    async def run(self, message: RunChain, tensors: Tensors) -> tuple[ChainDone, dict[str, np.ndarray]]:
+        """The last hop's outputs. Raises TidegateError."""
+        ...
+
+
 @dataclass(slots=True)
 class _Request:
     id: str
@@ -83,7 +90,7 @@ class Driver:
         self,
         *,
         routes: RouteTable,
-        chain: ChainRunner,
+        chain: Chains,
         ledger: Ledger,
         asset_path: Callable[[BlobHash], Path | None],
         is_broken: Callable[[AgentId], bool],

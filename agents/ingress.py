@@ -191,7 +191,7 @@ class IngressServer:
         self._socket = _bind(host, port)
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
-            app, http="auto", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            app, interface="asgi3", http="auto", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
             timeout_keep_alive=75, timeout_graceful_shutdown=5,
             ssl_context_factory=None if ssl_context is None else lambda config, default: ssl_context,
         )  # fmt: skip

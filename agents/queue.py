@@ -124,6 +124,7 @@ class AcceleratorQueue:
         self._running: Ticket[_Work] | None = None
         self._running_since_s = 0.0
         self._spans: list[tuple[float, float]] = []
+        self._is_closed = False
 
     @property
     def depth(self) -> int:
@@ -157,11 +158,16 @@ class AcceleratorQueue:
         return min(1.0, sum(stop - max(start, now_s - window_s) for start, stop in spans) / window_s)
 
     def run_after(self, run: Callable[[], None]) -> None:
-        """Call `run` in the accelerator's thread after what runs there now; nobody waits for it."""
-        self._pool.submit(run)
+        """Call `run` in the accelerator's thread after what runs there now; nobody waits for it.
+
+        Once the queue is closed nothing is called: the process gives everything back when it ends.
+        """
+        if not self._is_closed:
+            self._pool.submit(run)
 
     def close(self) -> None:
         """Turn away who waits and let the running work end."""
+        self._is_closed = True
         waiting, self._line.tickets = self._line.tickets, []
         for ticket in waiting:
             _refuse(ticket, "The agent is closing.", 1.0)
