@@ -178,6 +178,10 @@ class LocalStack:
             _end(process.popen)
         self._processes.clear()
 
+    def pid(self, name: str) -> int:
+        """The process id of `controller` or of an agent by its process name."""
+        return next(process.popen.pid for process in reversed(self._processes) if process.name == name)
+
     def alive(self) -> list[str]:
         """Names of the processes that run."""
         return [process.name for process in self._processes if process.popen.poll() is None]
