@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -359,7 +359,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = parse_arguments(argv)
         if not settings.embedded:
             _log_to_stderr()
-        asyncio.run(_main(settings))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_main(settings))
     except KeyboardInterrupt:
         return 130
     except TidegateError as error:
@@ -386,6 +387,15 @@ async def _close_server(server: WireServer) -> None:
 def _log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: half the time per hop; asyncio's own loop elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
 
 
 def _memory_bytes() -> int:

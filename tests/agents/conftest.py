@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,10 +294,10 @@ def items() -> Callable[[int], np.ndarray]:
 async def eventually(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
     """Returns as soon as the condition holds; fails loudly if it never does."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (any condition, no event)
             await asyncio.sleep(0.01)
 
 
 @pytest.fixture
-def until() -> Iterator[Callable[..., Awaitable[None]]]:
-    yield eventually
+def until() -> Callable[..., Awaitable[None]]:
+    return eventually
