@@ -41,7 +41,8 @@ def test_the_controller_starts_with_what_the_chart_says(rendered: Any, values: d
     assert arguments.dir in {mount["mountPath"] for mount in container["volumeMounts"]}
     assert arguments.ray == told.get("ray", "local")
     assert arguments.llm_base_url == told.get("llm", {}).get("baseUrl")
-    assert arguments.store
+    assert arguments.store is None, "its password would be seen in the list of processes"
+    assert "TIDEGATE_STORE_URL" in {variable["name"] for variable in container["env"]}
     if "llm" in told:
         assert arguments.llm_model == told["llm"]["model"]
 
