@@ -178,15 +178,14 @@ class Connection:
 
     def stream_lost(self, reason: Exception | None) -> None:
         """See `StreamOwner`."""
-        if isinstance(reason, ssl.SSLError):
-            error: TidegateError = RefusedError(
-                f"{self.peer_name} refused this side's certificate: {tls_words(reason)}."
-            )
+        if self.ready.done() or self.stream.tls is None:
+            sentence = f"The connection with {self.peer_name} was lost."
         else:
-            error = AgentLostError(f"The connection with {self.peer_name} was lost.")
-        self._end(error)
+            # Event loops do not send the TLS alert that would tell why, so that this is all one can know.
+            sentence = f"{self.peer_name} hung up after the handshake; it may not accept this side's certificate."
+        self._end(AgentLostError(sentence))
 
-    def _end(self, error: TidegateError) -> None:
+    def _end(self, error: AgentLostError) -> None:
         if self._closed:
             return
         self._closed = True

@@ -117,6 +117,7 @@ def encode_frame(
     """
     if len(tensors) > MAX_TENSORS:
         raise InvalidInputError(f"A frame holds at most {MAX_TENSORS} tensors, not {len(tensors)}.")
+    _check_lengths(0, sum(tensor.nbytes for tensor in tensors.values()), limits)
     metas: list[TensorMeta] = []
     pieces: list[bytes | memoryview] = []
     end = 0

@@ -45,10 +45,21 @@ class FrameStream(asyncio.BufferedProtocol):
         self._broken = False
         """Set after a frame that was refused; what still arrives is thrown away."""
         self.peer_host = ""
+        self.peer_port = 0
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._lost.is_set() and not self._transport.is_closing()
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the network takes no more."""
+        return self._writable.is_set()
+
+    @property
+    def is_reading(self) -> bool:
+        """False while bytes are left in the network, see `set_reading`."""
+        return self._transport is not None and self._transport.is_reading()
 
     @property
     def tls(self) -> ssl.SSLObject | None:
@@ -61,7 +72,8 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         self._writable.set()
         peer = transport.get_extra_info("peername")
-        self.peer_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        if isinstance(peer, tuple):
+            self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
         _set_options(transport.get_extra_info("socket"))
         self._owner.stream_opened()
 

@@ -16,6 +16,7 @@ from sla.errors import (
     PermanentError,
     RefusedError,
     RetryableError,
+    SettingsError,
     TidegateError,
 )
 
@@ -35,7 +36,7 @@ class ApiClient:
         self, url: str, *, key: str | None = None, ca_file: str | None = None, timeout_s: float = 30.0
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
+        verify = _trust(ca_file) if ca_file else True
         self.url = url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s, verify=verify, trust_env=False)
 
@@ -96,6 +97,13 @@ class ApiClient:
             if response.content and "json" in response.headers.get("content-type", "")
             else response.text
         )
+
+
+def _trust(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"The CA certificate {ca_file} cannot be used: {error}.") from None
 
 
 def _timeout(timeout_s: float | None) -> dict[str, Any]:

@@ -250,7 +250,7 @@ class Controller:
     def door_url(self) -> str:
         """What agents dial."""
         host = self.settings.door.advertise or self.settings.door.host
-        return f"tidegate://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.door.port}"
+        return f"tidegate://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self.door.port}"
 
     async def create_token(self, wanted: TokenIn) -> TokenOut:
         """A join token, shown once. Raises InvalidInputError."""

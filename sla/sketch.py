@@ -39,7 +39,7 @@ class LatencySketch:
 
     @property
     def count(self) -> int:
-        return int(round(self._sketch.count))
+        return int(self._sketch.count + 0.5)
 
     def add(self, ms: float, count: int = 1) -> None:
         """Count latencies. Not-a-number is dropped; what lies outside the range is clamped."""

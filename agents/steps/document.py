@@ -45,7 +45,10 @@ def prepare(tensors: Tensors, context: StepContext) -> dict[str, np.ndarray]:
 
 def upright(tensors: Tensors, context: StepContext) -> dict[str, np.ndarray]:
     """`page` turned upright, and `det_in` uint8 [1, 3, H, W] BGR with sides that are multiples of 32."""
-    quarter_turns = int(_result(tensors, "orient_logits", 2)[0].argmax())
+    logits = _result(tensors, "orient_logits", 2)
+    if logits.shape[1] != 4:
+        raise ModelError(f"The orientation model must give 4 scores (0, 90, 180, 270 degrees), not {logits.shape[1]}.")
+    quarter_turns = int(logits[0].argmax())
     page = np.ascontiguousarray(np.rot90(_result(tensors, "page", 3), quarter_turns))
     long_px = max(page.shape[:2])
     factor = float(np.clip(long_px, *DETECTION_LONG_PX)) / long_px

@@ -9,7 +9,7 @@ import io
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -67,13 +67,18 @@ def render(
     )
 
 
+@lru_cache(maxsize=16)
+def _font(size_px: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size=size_px)  # decoding it takes longer than drawing a page with it
+
+
 def _draw(lines: tuple[str, ...], rng: random.Random, scale: float, paper: tuple[int, int, int]) -> Image.Image:
     page = Image.new("RGB", (round(PAGE_WIDTH_PX * scale), round(PAGE_HEIGHT_PX * scale)), paper)
     draw = ImageDraw.Draw(page)
     ink = rng.choice(((20, 20, 24), (28, 32, 70), (52, 40, 34)))
     indent_px = rng.randint(-6, 10)
     for number, text in enumerate(lines):
-        font = ImageFont.load_default(size=(_TITLE_PX if number == 0 else _FONT_PX) * scale)
+        font = _font((_TITLE_PX if number == 0 else _FONT_PX) * scale)
         at = ((_LEFT_PX + indent_px) * scale, (_TOP_PX + number * _LINE_PITCH_PX + rng.randint(-3, 3)) * scale)
         draw.text(at, text, font=font, fill=ink)
     return page
@@ -95,8 +100,8 @@ def _png(pixels: np.ndarray) -> bytes:
 _CONDITIONS: tuple[Callable[[int], Document], ...] = (
     render,
     partial(render, upside_down=True),
-    partial(render, scale=0.75, noise=12.0, darkness=0.4),
-    partial(render, scale=0.7, noise=8.0),
+    partial(render, scale=0.75, noise=12.0, darkness=0.5),
+    partial(render, scale=0.75, noise=10.0, darkness=0.65),
     partial(render, tilt_deg=-3.0, noise=20.0),
 )
 
@@ -104,6 +109,6 @@ _CONDITIONS: tuple[Callable[[int], Document], ...] = (
 def reference_document(seed: int) -> Document:
     """A document as users photograph them, for measuring accuracy: one of five conditions, by the seed.
 
-    Clean; upside down; small, dim and grainy; small; tilted the other way with much grain.
+    Clean; upside down; small and dim; small and dark; tilted the other way with much grain.
     """
     return _CONDITIONS[seed % len(_CONDITIONS)](seed)

@@ -1,6 +1,6 @@
 """What is added to a model's graph when it is registered, so that small tensors travel instead of large ones.
 
-Both edits are plain ONNX operators that every runtime and vendor compiler knows.
+The edits are plain ONNX operators that every runtime and vendor compiler knows; see `controller.models.transforms` for others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ HALF: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 PIXELS = "pixels"
 RESULT = "result"
-IDS = "ids"
-SCORES = "scores"
 
 
 def take_pixels(model: onnx.ModelProto, normalisation: Normalisation) -> onnx.ModelProto:
@@ -52,31 +50,6 @@ def name_result(model: onnx.ModelProto) -> onnx.ModelProto:
     result = _single(edited.graph.output, "output")
     edited.graph.node.append(helper.make_node("Identity", [result.name], [RESULT], "name_result"))
     result.name = RESULT
-    return edited
-
-
-def take_best_class(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with the outputs `ids` int64 [N, T] and `scores` float32 [N, T] in place of all class scores [N, T, C].
-
-    That is all that greedy CTC decoding reads, and thousands of times smaller.
-    """
-    edited = _copy(model)
-    classes = _single(edited.graph.output, "output")
-    version = next(entry.version for entry in edited.opset_import if entry.domain in ("", "ai.onnx"))
-    edited.graph.node.append(helper.make_node("ArgMax", [classes.name], [IDS], "best_class", axis=-1, keepdims=0))
-    if version >= 18:  # the axes became an input
-        edited.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "best_score_axes"))
-        score = helper.make_node("ReduceMax", [classes.name, "best_score_axes"], [SCORES], "best_score", keepdims=0)
-    else:
-        score = helper.make_node("ReduceMax", [classes.name], [SCORES], "best_score", axes=[-1], keepdims=0)
-    edited.graph.node.append(score)
-    edited.graph.output.remove(classes)
-    edited.graph.output.extend(
-        [
-            helper.make_tensor_value_info(IDS, TensorProto.INT64, ["items", "steps"]),
-            helper.make_tensor_value_info(SCORES, TensorProto.FLOAT, ["items", "steps"]),
-        ]
-    )
     return edited
 
 

@@ -1,0 +1,134 @@
+"""One model, from graph to profile: observe, cut, prove, time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from controller.models.cutting import Partition, constant_nodes, one_block, partition
+from controller.models.extraction import Declaration, declare, piece
+from controller.models.graph import Graph
+from controller.models.observing import Observation, observe
+from controller.models.proving import CLOSE, Chain, Proof, largest_difference, prove_split
+from controller.models.samples import first_item
+from controller.models.sessions import Arrays, open_session, run
+from policies.service import Axis, BlockProfile
+
+RESIDENT_FACTOR = 2.0
+"""ONNX Runtime keeps weights about twice (as loaded, and packed for its kernels); measured 1.9 to 2.4 on the models of the zoo."""
+ARENA_FACTOR = 2.5
+"""Its arena against the values that are live at once: workspaces and rounding; measured 2.2 to 2.5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What is known of a model after it was examined."""
+
+    cut: Partition
+    declared: dict[str, Declaration]
+    blocks: tuple[BlockProfile, ...]
+    input_bytes: int
+    activation_bytes: int
+    split: bool
+    proof: Proof
+    trace: Arrays
+    """Every value at every cut, with inputs and outputs, for one item."""
+
+
+def examine(graph: Graph, content: bytes, sample: Arrays, axis: Axis | None, name: str) -> Examination:
+    """Examine the model whose bytes are `content`. Raises ModelError if it cannot run on the sample."""
+    one = first_item(sample) if axis else sample
+    items = next(iter(sample.values())).shape[0] if axis else 1
+    whole = open_session(content, name)
+    together = run(whole, sample, graph.outputs, name)
+    seen = observe(graph, one, name)
+    cut, declared, chain, error = _cut_and_prove(graph, seen, sample, together, name)
+    split, sentence = False, "not asked for"
+    if axis:
+        split, sentence = prove_split(graph, whole, sample, together, name)
+    many_ms = chain.time(sample) if items > 1 else None
+    one_ms = chain.time(one)
+    trace = chain.run(one) | run(whole, one, graph.outputs, name)
+    return Examination(
+        cut=cut, declared=declared, blocks=_profiles(cut, seen, one_ms, many_ms, items),
+        input_bytes=sum(array.nbytes for array in one.values()), activation_bytes=_activation_bytes(cut, seen),
+        split=split, proof=Proof(chain_error=error, split=sentence), trace=trace,
+    )  # fmt: skip
+
+
+def _cut_and_prove(
+    graph: Graph, seen: Observation, sample: Arrays, together: Arrays, name: str
+) -> tuple[Partition, dict[str, Declaration], Chain, float]:
+    """The partition with its chain; a single block if the chain does not give what the whole gives."""
+    cut = partition(graph, seen)
+    declared = declare(cut, seen)
+    chain = Chain.load(cut, declared, name)
+    error = _chain_error(chain, sample, together)
+    if error > CLOSE:
+        reason = f"cutting it changes the result (relative difference {error:.2g})"
+        cut, declared = one_block(cut, reason), {}
+        chain = Chain.load(cut, declared, name)
+        error = _chain_error(chain, sample, together)
+    return cut, declared, chain, error if math.isfinite(error) else 1.0
+
+
+def _chain_error(chain: Chain, sample: Arrays, together: Arrays) -> float:
+    return largest_difference(together, chain.run(sample))
+
+
+def _profiles(
+    cut: Partition, seen: Observation, one_ms: tuple[float, ...], many_ms: tuple[float, ...] | None, items: int
+) -> tuple[BlockProfile, ...]:
+    constant = constant_nodes(cut.graph)
+    profiles = []
+    for block, name in enumerate(cut.names):
+        last = block == len(cut.names) - 1
+        fixed_ms, per_item_ms = _line(one_ms[block], many_ms[block] if many_ms else None, items)
+        leaving = cut.graph.outputs if last else cut.crossing(block + 1)
+        profiles.append(
+            BlockProfile(
+                name=name,
+                fixed_ms=fixed_ms,
+                per_item_ms=per_item_ms,
+                param_bytes=int(RESIDENT_FACTOR * _weight_bytes(cut, seen, block, constant)),
+                cut_bytes_per_item=sum(seen.values[key].size_bytes for key in leaving if key in seen.values),
+            )
+        )
+    return tuple(profiles)
+
+
+def _line(one_ms: float, many_ms: float | None, items: int) -> tuple[float, float]:
+    """(fixed, per item) through the two measured points; neither is negative."""
+    if many_ms is None:
+        return 0.0, one_ms
+    per_item_ms = (many_ms - one_ms) / (items - 1)
+    if per_item_ms <= 0:
+        return one_ms, 0.0
+    if per_item_ms >= one_ms:
+        return 0.0, many_ms / items
+    return one_ms - per_item_ms, per_item_ms
+
+
+def _weight_bytes(cut: Partition, seen: Observation, block: int, constant: frozenset[int]) -> int:
+    """Size of the constants that the block's own computation reads, after the runtime has folded what it can."""
+    graph = cut.graph
+    read = {name for at in piece(cut, block, block + 1).nodes if at not in constant for name in graph.reads[at]}
+    sizes: Mapping[str, int] = graph.constant_bytes
+    total = sum(sizes[name] for name in read if name in sizes)
+    folded = (name for name in read if graph.producer.get(name, -1) in constant and name in seen.values)
+    return total + sum(seen.values[name].size_bytes for name in folded)
+
+
+def _activation_bytes(cut: Partition, seen: Observation) -> int:
+    """Peak of what is live at once for one item, with the runtime's arena."""
+    change = [0] * (len(cut.order) + 2)
+    for value in cut.carried:
+        if value.name in seen.values:
+            change[value.made] += seen.values[value.name].size_bytes
+            change[min(value.last, len(cut.order)) + 1] -= seen.values[value.name].size_bytes
+    live = peak = 0
+    for step in change:
+        live += step
+        peak = max(peak, live)
+    return int(ARENA_FACTOR * peak)

@@ -1,0 +1,236 @@
+"""Reading an ONNX model from outside into a graph that can be cut; everything that is wrong with it ends here.
+
+Invariant of a `Graph`: its nodes stand in an order in which every value is produced before it is read, every value has
+one producer, and every name that a node reads (also from inside a subgraph) is a graph input, an initializer or the
+output of an earlier node.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import load_external_data_for_model
+
+from sla.errors import ModelError
+
+MAX_MODEL_BYTES = (1 << 31) - 1
+"""Protocol buffers cannot hold more; larger models must be split by their author."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A validated model with the indices that cutting needs. Positions are indices into `nodes`."""
+
+    model: Any
+    """The `onnx.ModelProto`; never changed after validation."""
+    nodes: tuple[Any, ...]
+    reads: tuple[tuple[str, ...], ...]
+    """Names that each node reads, including outer values that its subgraphs capture."""
+    captures: dict[int, tuple[str, ...]]
+    """For nodes with subgraphs: the outer values that they capture."""
+    producer: dict[str, int]
+    constant_bytes: dict[str, int]
+    """Initializers by name with their size."""
+    inputs: tuple[str, ...]
+    """True inputs: initializers that old files also list as inputs are not among them."""
+    outputs: tuple[str, ...]
+
+
+def read_model(source: Path | bytes, name: str) -> tuple[Any, bool]:
+    """The parsed `onnx.ModelProto` with external data drawn in, and whether there was none of that.
+
+    Raises ModelError with one sentence.
+    """
+    content = source if isinstance(source, bytes) else read_file(source)
+    if len(content) > MAX_MODEL_BYTES:
+        raise ModelError(f"{name} has {len(content)} bytes; an ONNX file may have at most {MAX_MODEL_BYTES}.")
+    try:
+        model = onnx.load_model_from_string(content)
+    except DecodeError:
+        raise _not_onnx(name, "its content cannot be decoded or is cut short") from None
+    if not model.graph.node or not model.opset_import:
+        raise _not_onnx(name, "it holds no graph with operators")
+    external = _draw_in_external_data(model, source.parent if isinstance(source, Path) else None, name)
+    return model, not external
+
+
+def read_file(path: Path) -> bytes:
+    """The file's bytes. Raises ModelError if it cannot be read or is too large for one ONNX file."""
+    try:
+        if path.stat().st_size > MAX_MODEL_BYTES:
+            raise ModelError(f"{path} is larger than {MAX_MODEL_BYTES} bytes, the most that an ONNX file may have.")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.", found=str(path)) from error
+
+
+def build_graph(model: Any, name: str) -> Graph:
+    """Validate `model` and index it. Raises ModelError with one sentence."""
+    graph = model.graph
+    constants = {tensor.name: _tensor_bytes(tensor) for tensor in graph.initializer}
+    constants |= {sparse.values.name: _tensor_bytes(sparse.values) for sparse in graph.sparse_initializer}
+    inputs = tuple(value.name for value in graph.input if value.name not in constants)
+    outputs = tuple(value.name for value in graph.output)
+    if not inputs:
+        raise ModelError(f"{name} has no inputs; a model needs at least one to be served.", pointer="/graph/input")
+    if not outputs:
+        raise ModelError(f"{name} has no outputs; a model needs at least one to be served.", pointer="/graph/output")
+    captured = [captured_names(node) for node in graph.node]
+    reads = [tuple(dict.fromkeys([*filter(None, n.input), *c])) for n, c in zip(graph.node, captured, strict=True)]
+    order = _topological_order(graph.node, reads, {*inputs, *constants}, name)
+    nodes = tuple(graph.node[i] for i in order)
+    producer = {value: at for at, node in enumerate(nodes) for value in node.output if value}
+    unmade = [value for value in outputs if value not in producer and value not in inputs and value not in constants]
+    if unmade:
+        raise ModelError(f"{name} promises the output {unmade[0]!r}, which no operator produces.", found=unmade[0])
+    return Graph(
+        model=model,
+        nodes=nodes,
+        reads=tuple(reads[i] for i in order),
+        captures={at: captured[i] for at, i in enumerate(order) if captured[i]},
+        producer=producer,
+        constant_bytes=constants,
+        inputs=inputs,
+        outputs=outputs,
+    )
+
+
+def metadata(source: Path | bytes, name: str) -> dict[str, str]:
+    """The model's custom metadata, e.g. `character` of the recognition models (their symbols, one per line)."""
+    return {entry.key: entry.value for entry in read_model(source, name)[0].metadata_props}
+
+
+def subgraphs(node: Any) -> Iterator[Any]:
+    """The graphs inside a control-flow node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def captured_names(node: Any) -> tuple[str, ...]:
+    """Outer values that the node's subgraphs read, in order of first use."""
+    return tuple(dict.fromkeys(name for graph in subgraphs(node) for name in _free_names(graph)))
+
+
+def _free_names(graph: Any) -> Iterator[str]:
+    known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    known |= {sparse.values.name for sparse in graph.sparse_initializer}
+    for node in graph.node:
+        for name in (*node.input, *captured_names(node)):
+            if name and name not in known:
+                yield name
+        known.update(node.output)
+    for value in graph.output:
+        if value.name not in known:
+            yield value.name
+
+
+def _topological_order(nodes: Any, reads: list[tuple[str, ...]], known: set[str], name: str) -> list[int]:
+    """Positions of `nodes` so that values come before their readers; the given order wherever it is one already."""
+    producer: dict[str, int] = {}
+    for at, node in enumerate(nodes):
+        for value in filter(None, node.output):
+            if value in producer or value in known:
+                raise ModelError(f"{name} produces the value {value!r} twice.", found=value)
+            producer[value] = at
+    waiting: list[int] = []
+    readers: dict[int, list[int]] = {}
+    for at, names in enumerate(reads):
+        sources = set()
+        for value in names:
+            if value in producer:
+                sources.add(producer[value])
+            elif value not in known:
+                raise ModelError(f"{name} reads the value {value!r}, which nothing produces.", found=value)
+        waiting.append(len(sources))
+        for source in sources:
+            readers.setdefault(source, []).append(at)
+    ready = [at for at, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        at = heapq.heappop(ready)
+        order.append(at)
+        for reader in readers.get(at, ()):
+            waiting[reader] -= 1
+            if waiting[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        stuck = nodes[next(at for at, count in enumerate(waiting) if count > 0)]
+        raise ModelError(
+            f"{name} has a cycle through the operator {stuck.name or stuck.op_type!r}; a graph may have none."
+        )
+    return order
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return math.prod(tensor.dims) * int(dtype.itemsize)
+
+
+def _all_tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for inner in subgraphs(node):
+            yield from _all_tensors(inner)
+
+
+def _draw_in_external_data(model: Any, base: Path | None, name: str) -> bool:
+    """True if there was external data."""
+    external = [t for t in _all_tensors(model.graph) if t.data_location == onnx.TensorProto.EXTERNAL]
+    if not external:
+        return False
+    if base is None:
+        raise ModelError(
+            f"{name} keeps weights in other files; give the file's path, or save it with its weights inside."
+        )
+    for tensor in external:
+        _check_location(tensor, base, name)
+    try:
+        load_external_data_for_model(model, str(base))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{name} keeps weights in other files that cannot be read: {first_line(error)}.") from error
+    if model.ByteSize() > MAX_MODEL_BYTES:
+        raise ModelError(
+            f"{name} has more than {MAX_MODEL_BYTES} bytes with its weights; an ONNX file cannot hold more."
+        )
+    return True
+
+
+def _check_location(tensor: Any, base: Path, name: str) -> None:
+    """Refuse a location that leaves the model's own directory, by its spelling or through a symbolic link."""
+    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    parts = PurePosixPath(location).parts + PureWindowsPath(location).parts
+    rooted = PurePosixPath(location).is_absolute() or bool(PureWindowsPath(location).anchor)
+    if not location or rooted or ".." in parts or not (base / location).resolve().is_relative_to(base.resolve()):
+        raise ModelError(
+            f"{name} keeps weights in {location!r}, which is outside of the model's own directory.",
+            found=location,
+            accepted="a relative path below the model's directory",
+        )
+
+
+def _not_onnx(name: str, why: str) -> ModelError:
+    return ModelError(f"{name} is not an ONNX model: {why}.", found=name, accepted="a complete .onnx file")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a foreign error's text, bounded, without its full stop."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:240].rstrip(". ")

@@ -1,0 +1,112 @@
+"""What a model does on a sample: the type, shape and size of every value, and the time of every node.
+
+The unoptimised graph is run twice under ONNX Runtime's profiler, which reports the type and shape of what each node reads and
+writes. Unlike adding every value as an output, this costs no memory, and one run gives the costs as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from controller.models.graph import Graph
+from controller.models.sessions import Arrays, open_session, run
+
+_PREFIX = "tidegate_"
+_EVENT = "_kernel_time"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFact:
+    """One value as observed on the sample."""
+
+    elem_type: int
+    """`onnx.TensorProto.DataType`."""
+    shape: tuple[int, ...]
+    size_bytes: int
+
+    @property
+    def is_float(self) -> bool:
+        """False for integers and booleans: ids, masks, positions."""
+        return bool(onnx.helper.tensor_dtype_to_np_dtype(self.elem_type).kind == "f")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the sample showed. A value that is missing was not seen as a tensor and cannot cross a cut."""
+
+    values: Mapping[str, ValueFact]
+    node_ms: tuple[float, ...]
+    """Per node of the graph, unoptimised; 0 for nodes that the runtime replaced."""
+
+
+def observe(graph: Graph, sample: Arrays, name: str) -> Observation:
+    """Run `graph` on `sample`. Raises ModelError if it cannot run."""
+    labelled = onnx.ModelProto()
+    labelled.CopyFrom(graph.model)
+    del labelled.graph.node[:]
+    labelled.graph.node.extend(graph.nodes)
+    for at, node in enumerate(labelled.graph.node):
+        node.name = f"{_PREFIX}{at}"
+    with tempfile.TemporaryDirectory(prefix="tidegate-observe-") as scratch:
+        session = open_session(
+            labelled.SerializeToString(), name, optimise=False, profile_prefix=str(Path(scratch, "profile"))
+        )
+        for _ in range(2):  # the first run also touches the memory for the first time
+            run(session, sample, graph.outputs, name)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    return _digest(graph, events, sample)
+
+
+def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays) -> Observation:
+    values = {key: _fact(str(array.dtype), array.shape) for key, array in sample.items()}
+    node_ms = [math.inf] * len(graph.nodes)
+    guessed: dict[str, ValueFact | None] = {}
+    for event in events:
+        label = str(event.get("name", ""))
+        if event.get("cat") != "Node" or not label.startswith(_PREFIX) or not label.endswith(_EVENT):
+            continue
+        at = label[len(_PREFIX) : -len(_EVENT)]
+        if not at.isdigit():
+            continue
+        node = graph.nodes[int(at)]
+        node_ms[int(at)] = min(node_ms[int(at)], event["dur"] / 1000)
+        values |= _pair(node.output, event["args"].get("output_type_shape", []))
+        # Nodes that the runtime replaces by their definition have no event; their readers tell what they wrote.
+        guessed |= _pair(node.input, event["args"].get("input_type_shape", []))
+    merged = {key: fact for key, fact in (guessed | values).items() if fact is not None}
+    return Observation(values=merged, node_ms=tuple(0.0 if math.isinf(ms) else ms for ms in node_ms))
+
+
+def _pair(names: Any, entries: list[dict[str, list[int]]]) -> dict[str, ValueFact | None]:
+    """Names with their facts; nothing if optional values are absent, so that the pairing would be a guess."""
+    if len(names) != len(entries) or not all(names):
+        return {}
+    return {
+        key: _fact(dtype, shape) for key, entry in zip(names, entries, strict=True) for dtype, shape in entry.items()
+    }
+
+
+def _fact(dtype: str, shape: Any) -> ValueFact | None:
+    """None for what NumPy cannot hold as plain numbers (bfloat16, strings): such values never cross a cut."""
+    numpy_name = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    try:
+        numpy_type = np.dtype(numpy_name)
+    except TypeError:
+        return None
+    if numpy_type.kind not in "fiub":
+        return None
+    dims = tuple(int(dim) for dim in shape)
+    return ValueFact(
+        elem_type=int(onnx.helper.np_dtype_to_tensor_dtype(numpy_type)),
+        shape=dims,
+        size_bytes=math.prod(dims) * numpy_type.itemsize,
+    )

@@ -1,0 +1,268 @@
+"""The registry of models: what was added is validated, cut, proven, profiled and kept, so that any range of blocks can be served.
+
+On disk: `models/NAME.json` is the record of a model, `blobs/` holds its files by hash. Adding the same content in the same way again
+returns at once. Every method may be called from several threads; a crash leaves whole records and whole blobs only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agents.engine import GOLDEN_INPUT, GOLDEN_OUTPUT
+from agents.messages import ShardFile
+from agents.wire import encode_tensors
+from controller.models.blobs import BlobStore, content_hash, write_atomically
+from controller.models.cutting import Partition, assemble
+from controller.models.examining import Examination, examine
+from controller.models.extraction import Declaration, extract, piece, serialise
+from controller.models.graph import build_graph, read_file, read_model
+from controller.models.proving import Proof
+from controller.models.samples import SAMPLE_ITEMS, check_sample, generate_sample
+from controller.models.sessions import Arrays
+from policies.ids import BlobHash, ModelName
+from policies.plan import Span
+from policies.service import Axis, ModelProfile
+from sla.errors import ModelError, NotFoundError
+
+RECORD_VERSION = 1
+"""Raise it when cutting, proving or profiling changes its results: models are then examined anew."""
+MAX_ASSET_BYTES = 256 << 20
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+_log = logging.getLogger(__name__)
+
+Transform = Callable[[Any], Any]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is kept about one model beside its blobs."""
+
+    key: str
+    """What was added and how; the same key means the same record."""
+    self_contained: bool
+    """False if weights lie in other files, which the key does not cover: such a model is examined at every `add`."""
+    profile: ModelProfile
+    proof: Proof
+    shared: tuple[int, ...]
+    bounds: tuple[int, ...]
+    declared: dict[str, Declaration]
+    trace: BlobHash
+    """The values of one item at every cut, from which golden blobs are made."""
+
+
+class ModelRegistry:
+    """See the module; `directory` belongs to this registry alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._records_directory = directory / "models"
+        self._blobs = BlobStore(directory / "blobs")
+        self._lock = threading.Lock()
+        self._records: dict[str, Record] = {}
+        self._shards: dict[tuple[str, str, Span], ShardFile] = {}
+        self._busy: dict[str, threading.RLock] = {}
+        self._load_records()
+
+    def add(
+        self,
+        name: str,
+        path_or_bytes: Path | bytes,
+        *,
+        axis: Axis | None = None,
+        samples: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        accuracy: float = 1.0,
+        transform: Transform | None = None,
+    ) -> ModelProfile:
+        """Examine a model and keep it under `name`; replaces what had the name. Takes seconds, or milliseconds if it is known.
+
+        `axis` is what axis 0 of its inputs means, to be split if the items are proven independent; `samples` are inputs with a few
+        different items (generated if not given); `accuracy` is the share of right answers. Raises ModelError; then nothing changes.
+        """
+        if _NAME.fullmatch(name) is None:
+            raise ModelError(
+                f"{name!r} cannot name a model.",
+                found=name,
+                accepted="1 to 64 lower-case letters, digits, dots, dashes and underscores",
+            )
+        if not 0 <= accuracy <= 1:
+            raise ModelError(
+                f"The accuracy of {name} is {accuracy}; accepted is a share between 0 and 1.", found=str(accuracy)
+            )
+        source = path_or_bytes if isinstance(path_or_bytes, bytes) else read_file(path_or_bytes)
+        key = _key(source, axis, samples, transform)
+        with self._exclusive(name):
+            known = self._records.get(name)
+            if known is None or known.key != key or not self._is_reusable(known):
+                known = self._examine(name, path_or_bytes, key, axis, samples, transform)
+            if known.profile.accuracy != accuracy or known is not self._records.get(name):
+                profile = msgspec.structs.replace(known.profile, accuracy=accuracy)
+                self._keep(msgspec.structs.replace(known, profile=profile))
+            return self._records[name].profile
+
+    def profile(self, name: str) -> ModelProfile:
+        """The profile of a model. Raises NotFoundError."""
+        return self._record(name).profile
+
+    def proof(self, name: str) -> Proof:
+        """What was compared when the model was added. Raises NotFoundError."""
+        return self._record(name).proof
+
+    def profiles(self) -> dict[ModelName, ModelProfile]:
+        """All models by name."""
+        with self._lock:
+            return {record.profile.name: record.profile for record in self._records.values()}
+
+    def shard_file(self, name: str, blocks: Span) -> ShardFile:
+        """Blocks of a model as a file, extracted when first asked for. Raises NotFoundError for a range the model does not have."""
+        record = self._record(name)
+        count = len(record.profile.blocks)
+        if not 0 <= blocks.start < blocks.stop <= count:
+            raise NotFoundError(f"{name} has blocks 0 to {count}, not [{blocks.start}, {blocks.stop}).")
+        with self._exclusive(name):
+            shard = self._shards.get((name, record.key, blocks))
+            if shard is None:
+                shard = self._extract(record, blocks)
+                with self._lock:
+                    self._shards[name, record.key, blocks] = shard
+            return shard
+
+    def add_asset(self, content: bytes) -> BlobHash:
+        """Keep a file that Python steps need. Raises ModelError if it is too large."""
+        if len(content) > MAX_ASSET_BYTES:
+            raise ModelError(f"An asset may have {MAX_ASSET_BYTES >> 20} MB, not {len(content) >> 20}.")
+        return self._blobs.put(content)
+
+    def blob_path(self, sha256: str) -> Path | None:
+        """Where a shard file, golden blob or asset lies; None if there is no such blob."""
+        return self._blobs.path(sha256)
+
+    def _examine(
+        self,
+        name: str,
+        source: Path | bytes,
+        key: str,
+        axis: Axis | None,
+        samples: Mapping[str, np.ndarray[Any, Any]] | None,
+        transform: Transform | None,
+    ) -> Record:
+        model, self_contained = read_model(source, name)
+        if transform is not None:
+            model = transform(model)
+        graph = build_graph(model, name)
+        items = SAMPLE_ITEMS if axis else 1
+        sample = generate_sample(graph, items, name) if samples is None else check_sample(graph, samples, name)
+        content = serialise(model)
+        found = examine(graph, content, sample, axis, name)
+        profile = ModelProfile(
+            name=ModelName(name), sha256=self._blobs.put(content), blocks=found.blocks, input_bytes_per_item=found.input_bytes,
+            split_axis=axis if found.split else None, activation_bytes=found.activation_bytes,
+            atomic_reason=found.cut.atomic_reason,
+        )  # fmt: skip
+        return Record(
+            key=key, self_contained=self_contained, profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,
+            declared=found.declared, trace=self._blobs.put(_pack_trace(found)),
+        )  # fmt: skip
+
+    def _extract(self, record: Record, blocks: Span) -> ShardFile:
+        profile = record.profile
+        cut, content = self._cut(record)
+        part = piece(cut, blocks.start, blocks.stop)
+        whole = len(blocks) == len(profile.blocks)
+        if not whole:
+            content = serialise(extract(cut, blocks.start, blocks.stop, record.declared))
+        trace = self._trace(record)
+        inputs = cut.graph.inputs if whole else part.inputs
+        golden = {GOLDEN_INPUT + key: trace[key] for key in inputs}
+        golden |= {GOLDEN_OUTPUT + key: trace[key] for key in part.outputs}
+        weights = sum(block.param_bytes for block in profile.blocks[blocks.start : blocks.stop])
+        return ShardFile(
+            model=profile.name,
+            blocks=blocks,
+            sha256=self._blobs.put(content),
+            size_bytes=len(content),
+            inputs=inputs,
+            outputs=part.outputs,
+            golden_sha256=self._blobs.put(encode_tensors(golden)),
+            memory_bytes=weights + profile.activation_bytes,
+        )
+
+    def _cut(self, record: Record) -> tuple[Partition, bytes]:
+        content = read_file(self._existing(record.profile.sha256))
+        graph = build_graph(read_model(content, record.profile.name)[0], record.profile.name)
+        return assemble(graph, record.shared, record.bounds, reason=record.profile.atomic_reason), content
+
+    def _trace(self, record: Record) -> Arrays:
+        with np.load(io.BytesIO(read_file(self._existing(record.trace))), allow_pickle=False) as trace:
+            names = [str(name) for name in trace["names"]]
+            return {name: trace[f"value_{at}"] for at, name in enumerate(names)}
+
+    def _existing(self, sha256: BlobHash) -> Path:
+        path = self._blobs.path(sha256)
+        if path is None:
+            raise NotFoundError(f"The registry has lost the file {sha256[:12]}; add the model again.")
+        return path
+
+    def _is_reusable(self, record: Record) -> bool:
+        return record.self_contained and all(
+            self._blobs.path(sha256) is not None for sha256 in (record.profile.sha256, record.trace)
+        )
+
+    def _record(self, name: str) -> Record:
+        with self._lock:
+            record = self._records.get(name)
+        if record is None:
+            raise NotFoundError(f"There is no model named {name!r}; add it with `tidegate model add {name} FILE.onnx`.")
+        return record
+
+    def _keep(self, record: Record) -> None:
+        name = record.profile.name
+        stored = msgspec.json.encode({"version": RECORD_VERSION, "record": record})
+        write_atomically(self._records_directory / f"{name}.json", stored)
+        with self._lock:
+            previous = self._records.get(name)
+            self._records[name] = record
+            if previous is not None and previous.bounds != record.bounds:
+                self._shards = {at: shard for at, shard in self._shards.items() if at[0] != name}
+
+    def _load_records(self) -> None:
+        for path in sorted(self._records_directory.glob("*.json")):
+            try:
+                stored = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+                if msgspec.json.decode(stored["version"]) == RECORD_VERSION:
+                    self._records[path.stem] = msgspec.json.decode(stored["record"], type=Record)
+            except (msgspec.MsgspecError, KeyError) as error:
+                _log.warning("%s is not a record of a model and is left out: %s", path.name, error)
+
+    def _exclusive(self, name: str) -> threading.RLock:
+        """One thread at a time works on a model; others on other models."""
+        with self._lock:
+            return self._busy.setdefault(name, threading.RLock())
+
+
+def _pack_trace(found: Examination) -> bytes:
+    """The traced values as an uncompressed .npz (names apart, because a value may be named like a path)."""
+    packed = io.BytesIO()
+    values = {f"value_{at}": array for at, array in enumerate(found.trace.values())}
+    np.savez(packed, allow_pickle=False, names=np.array(list(found.trace), dtype=np.str_), **values)
+    return packed.getvalue()
+
+
+def _key(
+    content: bytes, axis: Axis | None, samples: Mapping[str, np.ndarray[Any, Any]] | None, transform: Transform | None
+) -> str:
+    """Hash of everything that an examination depends on."""
+    digest = hashlib.sha256(content_hash(content).encode())
+    applied = f"{transform.__module__}.{transform.__qualname__}" if transform is not None else ""
+    digest.update(f"|{axis}|{applied}|".encode())
+    for key, array in sorted((samples or {}).items()):
+        digest.update(f"{key}:{array.dtype}:{array.shape}|".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
