@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controller.models.cutting import Partition, constant_nodes, one_block, partition
+from controller.models.cutting import partition
 from controller.models.extraction import Declaration, declare, piece
 from controller.models.graph import Graph
+from controller.models.layout import Partition, constant_nodes, one_block
 from controller.models.observing import Observation, observe
 from controller.models.proving import CLOSE, Chain, Proof, largest_difference, prove_split
 from controller.models.samples import first_item

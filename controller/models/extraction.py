@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import onnx
 
-from controller.models.cutting import Partition
 from controller.models.graph import Graph
+from controller.models.layout import Partition
 from controller.models.observing import Observation, ValueFact
 
 Dims = tuple[int | str | None, ...]

@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx.external_data_helper import load_external_data_for_model
 
 from sla.errors import ModelError
@@ -53,8 +52,8 @@ def read_model(source: Path | bytes, name: str) -> tuple[Any, bool]:
         raise ModelError(f"{name} has {len(content)} bytes; an ONNX file may have at most {MAX_MODEL_BYTES}.")
     try:
         model = onnx.load_model_from_string(content)
-    except DecodeError:
-        raise _not_onnx(name, "its content cannot be decoded or is cut short") from None
+    except Exception as error:  # google.protobuf raises DecodeError, which has no type stubs and no public base
+        raise _not_onnx(name, "its content cannot be decoded or is cut short") from error
     if not model.graph.node or not model.opset_import:
         raise _not_onnx(name, "it holds no graph with operators")
     external = _draw_in_external_data(model, source.parent if isinstance(source, Path) else None, name)
@@ -175,7 +174,7 @@ def _tensor_bytes(tensor: Any) -> int:
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return math.prod(tensor.dims) * int(dtype.itemsize)
+    return int(math.prod(tensor.dims) * dtype.itemsize)
 
 
 def _all_tensors(graph: Any) -> Iterator[Any]:

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from controller.models.cutting import Partition
 from controller.models.extraction import Declaration, Piece, extract, piece, serialise
 from controller.models.graph import Graph
+from controller.models.layout import Partition
 from controller.models.sessions import Arrays, open_session, run
 
 CLOSE = 1e-4

@@ -22,10 +22,10 @@ from agents.engine import GOLDEN_INPUT, GOLDEN_OUTPUT
 from agents.messages import ShardFile
 from agents.wire import encode_tensors
 from controller.models.blobs import BlobStore, content_hash, write_atomically
-from controller.models.cutting import Partition, assemble
 from controller.models.examining import Examination, examine
 from controller.models.extraction import Declaration, extract, piece, serialise
 from controller.models.graph import build_graph, read_file, read_model
+from controller.models.layout import Partition, assemble
 from controller.models.proving import Proof
 from controller.models.samples import SAMPLE_ITEMS, check_sample, generate_sample
 from controller.models.sessions import Arrays
