@@ -44,6 +44,7 @@ class CertificateAuthority:
         """`clock` gives Unix seconds. Raises SettingsError if what lies there is damaged."""
         self.directory = directory
         self._clock = clock
+        self._identities: dict[AgentId, Identity] = {}
         self._key = load_or_create_key(directory / "ca-key.pem")
         self._certificate = self._load_or_create(directory / "ca.pem")
 
@@ -63,6 +64,9 @@ class CertificateAuthority:
         """
         if agent_id == CONTROLLER_ID:
             raise InvalidInputError(f"An agent cannot be named {CONTROLLER_ID!r}.")
+        # Agents come for renewal all the time, so this keeps our own certificates fresh for as long as the process lives.
+        for own_name in tuple(self._identities):
+            self.identity_for(own_name)
         return self._sign(csr_pem, agent_id, now_s, lifetime_s)
 
     def server_context(self, client_certs: ClientCertificates = "optional") -> PeerContext:
@@ -71,13 +75,16 @@ class CertificateAuthority:
 
     def identity_for(self, name: AgentId) -> Identity:
         """An identity of the controller's own, kept below the CA's directory; signed anew when half of its life is over."""
-        identity = Identity(
-            self.directory / "identities" / _checked_name(name), earliest_now_s=lambda: self._clock() - GRACE_S
-        )
+        identity = self._identities.get(name)
+        if identity is None:
+            directory = self.directory / "identities" / _checked_name(name)
+            identity = Identity(directory, earliest_now_s=lambda: self._clock() - GRACE_S)
+            self._identities[name] = identity
         now_s = self._clock()
         expires_s = identity.certificate_expires_s or 0.0
         if identity.ca_fingerprint != self.fingerprint or expires_s - now_s < CONTROLLER_LIFETIME_S / 2:
-            identity.save_certificate(self._sign(identity.csr_pem(), name, now_s, CONTROLLER_LIFETIME_S), self.ca_pem)
+            pem = self._sign(identity.csr_pem(), name, now_s, CONTROLLER_LIFETIME_S)
+            identity.save_certificate(pem, self.ca_pem)
         return identity
 
     def _sign(self, csr_pem: str, name: AgentId, now_s: float, lifetime_s: float) -> str:
