@@ -16,7 +16,9 @@ CHARSET = ("a", "b", "c", " ")
 def test_repeats_collapse_and_blanks_separate() -> None:
     ids = np.array([[1, 1, 0, 1, 2, 2, 3]])
     scores = np.array([[1.0, 0.1, 0.1, 0.9, 0.8, 0.1, 0.7]], np.float32)
-    assert decode(ids, scores, CHARSET) == [("aabc", pytest.approx((1.0 + 0.9 + 0.8 + 0.7) / 4))]
+    ((text, score),) = decode(ids, scores, CHARSET)
+    assert text == "aabc"
+    assert score == pytest.approx((1.0 + 0.9 + 0.8 + 0.7) / 4)
 
 
 def test_spaces_inside_stay_and_outside_go() -> None:

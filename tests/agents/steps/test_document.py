@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from agents.steps import StepContext, run_step
+from agents.steps import StepContext, Tensors, run_step
 from sla.errors import InvalidInputError, ModelError, TidegateError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "what", "is", "the", "total", ":", "41", "date", "?"]
@@ -79,7 +79,7 @@ def test_any_aspect_ratio_passes_the_picture_steps(shape: tuple[int, int]) -> No
 def test_a_page_turned_clockwise_by_its_label_is_turned_back(label: int) -> None:
     upright = np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3)
     turned = np.rot90(upright, -label)
-    tensors = {"page": turned, "orient_logits": np.eye(4, dtype=np.float32)[[label]]}
+    tensors: Tensors = {"page": turned, "orient_logits": np.eye(4, dtype=np.float32)[[label]]}
     new = run_step("document.upright", tensors, StepContext())
     assert np.array_equal(new["page"], upright)
     assert new["det_in"].flags.c_contiguous
@@ -172,14 +172,15 @@ def test_a_missing_input_is_named(missing: str) -> None:
 
 def test_tensors_of_a_foreign_model_are_refused_not_crashed_on(context: StepContext) -> None:
     page = np.zeros((32, 32, 3), np.uint8)
-    for step, tensors in (
+    cases: list[tuple[str, Tensors]] = [
         ("upright", {"page": page}),
         ("upright", {"page": page, "orient_logits": np.zeros((0, 4), np.float32)}),
         ("upright", {"page": page, "orient_logits": np.zeros((1, 9), np.float32)}),
         ("crops", {"page": page, "det_map": np.zeros((4, 4), np.float32)}),
         ("decode", {"rec_ids": np.zeros(3, np.int64), "rec_scores": np.zeros(3, np.float32)}),
         ("answer", {"lines": bytes_of('["a: b"]')}),
-    ):
+    ]
+    for step, tensors in cases:
         with pytest.raises(TidegateError):
             run_step(f"document.{step}", tensors, context)
 
