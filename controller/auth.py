@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 from dataclasses import dataclass
@@ -54,10 +55,18 @@ def load_or_create_admin_key(path: Path) -> str:
 
 def is_foreign_page(host_header: str, origin: str | None) -> bool:
     """True for a request that a web page of another site made the browser send (cross-site request forgery)."""
-    return origin is not None and urlsplit(origin).netloc != host_header
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin).netloc != host_header
+    except ValueError:
+        return True
 
 
 def is_loopback_name(host_header: str) -> bool:
     """True if the client asked for this machine by a loopback name; anything else may be DNS rebinding."""
-    name = urlsplit(f"//{host_header}").hostname or ""
-    return name in {"localhost", "::1"} or name.startswith("127.")
+    try:
+        name = urlsplit(f"//{host_header}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False  # Such as 127.0.0.1.example.com, which begins well.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from agents.messages import (
@@ -43,7 +44,9 @@ from sla.errors import InvalidInputError, NotFoundError, RefusedError
 log = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 4 << 20
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+MAX_MEMORY_BYTES = 1 << 50
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST = re.compile(r"[A-Za-z0-9:.%_-]{0,253}")
 
 
 class BlobFiles(Protocol):
@@ -119,7 +122,7 @@ class AgentDoor:
         key = public_key_fingerprint(message.csr_pem)
         await self._state.spend_token(message.token, key, now_s=self._clock.wall_s())
         known = next((m.record for m in self._fleet.members.values() if m.record.public_key_fingerprint == key), None)
-        agent = known.id if known else AgentId(f"{_slug(facts.hostname)}-{secrets.token_hex(3)}")
+        agent = known.id if known else await self._name_for(facts.hostname, key)
         certificate = self._ca.sign_agent(message.csr_pem, agent, now_s=self._clock.wall_s())
         record = AgentRecord(
             id=agent,
@@ -132,6 +135,15 @@ class AgentDoor:
         self._fleet.admit(await self._state.put_agent(record))
         self._events.add("agent-enrolled", f"{agent} ({facts.platform}, {facts.evidence}) enrolled.", agent=agent)
         return Enrolled(agent_id=agent, certificate_pem=certificate, ca_pem=self._ca.ca_pem)
+
+    async def _name_for(self, hostname: str, key: str) -> AgentId:
+        """The name of a new agent. It follows from the key, so that an enrollment that was cut off leaves no second name behind."""
+        for digits in (6, 16, len(key)):
+            agent = AgentId(f"{_slug(hostname)}-{key[:digits]}"[:63])
+            there = await self._state.agent(agent)
+            if there is None or (there.public_key_fingerprint == key and not there.revoked):
+                return agent
+        return AgentId(f"{_slug(hostname)}-{secrets.token_hex(6)}")  # A key that was revoked and may come back anew.
 
     async def _renew(self, agent: AgentId, message: Renew) -> Enrolled:
         record = self._fleet.members[agent].record
@@ -146,15 +158,18 @@ class AgentDoor:
                 f"{agent} speaks protocol {message.protocol}, this controller {PROTOCOL_VERSION}; install the same version."
             )
         facts = _checked(message.facts)
-        member = self._fleet.members[agent]
+        address = await _reachable(facts, connection.peer_host)
+        # From here to `connected` nothing is awaited: of two clones that dial at once, one is first.
+        member = self._fleet.members.get(agent)
+        if member is None:
+            raise RefusedError(f"{agent} is not enrolled here any more; enroll again with a new join token.")
         other = member.connection
         if other is not None and other is not connection and not other.closed:
             if member.facts.fingerprint != facts.fingerprint:
                 raise RefusedError(
                     f"{agent} is already connected from other hardware: this disk is a clone; enroll it anew."
                 )
-            await other.close()
-        address = await _reachable(facts, connection.peer_host)
+            other.abort()
         member.cached = frozenset(message.cached)
         self._fleet.connected(agent, connection, facts, address)
         connection.on_close(lambda: self._fleet.disconnected(agent, connection))
@@ -170,8 +185,10 @@ class AgentDoor:
         for fault in report.faults[:20]:
             member.faults.append(fault[:300])
             self._events.add("agent-fault", f"{agent}: {fault[:300]}", agent=agent)
-        self._telemetry.fold(agent, report, self._clock.now_ms())
-        self._on_report(agent, report)
+        known = tuple(peer for peer in report.peers if peer.peer in self._fleet.members)
+        report = msgspec.structs.replace(report, peers=known)
+        taken = self._telemetry.fold(agent, report, self._clock.now_ms())
+        self._on_report(agent, msgspec.structs.replace(report, services=taken))
 
     def _chunk(self, message: FetchBlob) -> tuple[Message, Tensors]:
         path = self._blobs.blob_path(message.sha256)
@@ -203,18 +220,26 @@ async def _reachable(facts: DeviceFacts, seen_host: str) -> Address:
 def _checked(facts: DeviceFacts) -> DeviceFacts:
     """Facts whose every string and number is in bounds. Raises InvalidInputError."""
     platform(facts.platform)
-    if not _NAME.match(facts.hostname):
+    if not _NAME.fullmatch(facts.hostname):
         raise InvalidInputError(f"{facts.hostname[:80]!r} is not a host name.", pointer="/facts/hostname")
-    if not _NAME.match(facts.zone):
+    if not _NAME.fullmatch(facts.zone):
         raise InvalidInputError(f"{facts.zone[:80]!r} is not a zone name.", pointer="/facts/zone")
     if not 0.01 <= facts.slowdown <= 1000:
         raise InvalidInputError(
             f"A slowdown of {facts.slowdown} is not plausible; accepted is 0.01 to 1000.", pointer="/facts/slowdown"
         )
-    if facts.memory_budget_bytes < 0 or not 0 <= facts.peer_port <= 65535 or not 0 <= facts.ingress_port <= 65535:
+    if not _HOST.fullmatch(facts.claimed_host):
+        raise InvalidInputError(f"{facts.claimed_host[:80]!r} is not an address.", pointer="/facts/claimed_host")
+    if (
+        not 0 <= facts.memory_budget_bytes <= MAX_MEMORY_BYTES
+        or not 0 <= facts.peer_port <= 65535
+        or not 0 <= facts.ingress_port <= 65535
+    ):
         raise InvalidInputError("Memory and ports of a device must not be negative or too large.", pointer="/facts")
     if len(facts.versions) > 50 or len(facts.providers) > 50 or len(facts.fingerprint) > 200:
         raise InvalidInputError("A device may name at most 50 versions and 50 providers.", pointer="/facts")
+    if any(len(text) > 200 for text in (*facts.versions, *facts.versions.values(), *facts.providers)):
+        raise InvalidInputError("Versions and providers of a device have at most 200 characters.", pointer="/facts")
     return facts
 
 

@@ -45,12 +45,14 @@ class FleetRegistry:
         self._events = events
         self._settings = settings
         self._looked_ms: float | None = None
+        self._restored_ms = float("-inf")
 
     def restore(self, records: list[AgentRecord]) -> None:
-        """Members known from the store; each is lost until it says hello."""
+        """Members known from the store. They get no work before they say hello, but a restart is no reason to give them up."""
+        self._restored_ms = self._clock.now_ms()
         for record in records:
             if not record.revoked:
-                self.members[record.id] = Member(record=record, facts=record.facts)
+                self.members[record.id] = Member(record=record, facts=record.facts, state="suspect")
 
     def admit(self, record: AgentRecord) -> Member:
         """A newly enrolled (or re-enrolled) agent."""
@@ -98,21 +100,30 @@ class FleetRegistry:
             if self._is_lost(agent, member, suspicion.get(agent, 0.0), now_ms):
                 member.state = "lost"
                 lost.append(agent)
+                if member.connection is not None:
+                    member.connection.abort()  # It comes back by saying hello, which brings it up to date.
                 self._events.add("agent-lost", f"{agent} is lost.", agent=agent)
             elif member.state == "live" and suspicion.get(agent, 0.0) >= self._settings.suspect_phi:
                 member.state = "suspect"
                 self._events.add("agent-suspect", f"{agent} is late with its reports.", agent=agent)
-            elif member.state == "suspect" and suspicion.get(agent, 0.0) < self._settings.suspect_phi:
+            elif (
+                member.state == "suspect"
+                and member.connection
+                and suspicion.get(agent, 0.0) < self._settings.suspect_phi
+            ):
                 member.state = "live"
         return lost
 
     def _is_lost(self, agent: AgentId, member: Member, suspicion: float, now_ms: float) -> bool:
         if member.connection is None:
+            if agent not in self._telemetry.agents:
+                return now_ms - self._restored_ms >= self._settings.restart_grace_ms
             # A broken connection that a peer confirms is a dead process; one that nobody confirms may be our own link.
             silent_ms = now_ms - self._telemetry.agents.get(agent, "closed_ms")
             confirmed = self._telemetry.broken_towards(agent, now_ms)
             return confirmed or silent_ms >= self._settings.reconnect_grace_ms
-        return suspicion >= self._settings.lost_phi
+        silent_ms = now_ms - self._telemetry.agents.get(agent, "seen_ms")
+        return suspicion >= self._settings.lost_phi and silent_ms >= self._settings.lost_silence_ms
 
     def connection(self, agent: AgentId) -> Connection | None:
         """The control connection, if there is one that is open."""

@@ -45,8 +45,12 @@ class SuspicionSettings:
     """Suspicion at which an agent gets no new work; the chance of a mistake is 10**-phi."""
     lost_phi: float = 12.0
     """Suspicion at which its shards are placed elsewhere."""
+    lost_silence_ms: float = 3_000.0
+    """A connected agent is never given up for a shorter silence, however steady it was before: networks and busy machines pause."""
     reconnect_grace_ms: float = 1_000.0
     """An agent whose control connection broke has this long to come back before it is lost."""
+    restart_grace_ms: float = 20_000.0
+    """After a restart of the controller its agents have this long to come back (they redial at least every 10 s)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.suspect_phi < self.lost_phi:

@@ -16,12 +16,17 @@ from controller.suspicion import fold_delay, phi
 from policies.fleet import LinkView, link_key
 from policies.ids import AgentId, ServiceId
 from policies.snapshot import StageMeasure, measure_key
-from sla.sketch import LatencySketch
+from sla.errors import InvalidInputError
+from sla.sketch import LatencySketch, check_buckets
 
 Floats = NDArray[np.float64]
 
 MEASURE_WINDOW_MS = 30_000.0
 """Shard times older than this no longer describe the present."""
+MAX_COUNT = 10**9
+"""Requests, runs or items that one report may claim."""
+MAX_SUM = 1e16
+"""Milliseconds (or their squares) that one report may claim."""
 EPOCHS_KEPT = 64
 """Latency sketches per service are kept for this many of the newest epochs."""
 
@@ -82,6 +87,24 @@ class Table:
             self._row[last] = row
 
 
+def is_sound(report: ServiceReport) -> bool:
+    """True if every number of a service report is one that half a second of work can give."""
+    counts = [
+        report.ok,
+        report.failed,
+        report.fell_back,
+        *(s.count for s in report.shards),
+        *(s.items for s in report.shards),
+    ]
+    counts += [step.count for step in report.steps]
+    sums = [n for s in report.shards for n in (s.sum_ms, s.sum_sq_ms)] + [step.sum_ms for step in report.steps]
+    try:
+        check_buckets(report.latency_buckets)
+    except InvalidInputError:
+        return False
+    return all(0 <= n <= MAX_COUNT for n in counts) and all(0.0 <= n <= MAX_SUM for n in sums)
+
+
 @dataclass(slots=True)
 class _Runs:
     """Shard runs of the newest window as (received_ms, count, sum_ms, sum_sq_ms, items)."""
@@ -125,8 +148,8 @@ class Telemetry:
         self.dropped = 0
         """Numbers that were out of bounds and not taken."""
 
-    def fold(self, agent: AgentId, report: Report, now_ms: float) -> None:
-        """Take one report; numbers out of bounds are dropped and counted, never propagated."""
+    def fold(self, agent: AgentId, report: Report, now_ms: float) -> tuple[ServiceReport, ...]:
+        """Take one report; numbers out of bounds are dropped and counted, never propagated. The service reports that were taken."""
         self._fold_arrival(agent, now_ms)
         self.agents.put(
             agent,
@@ -137,9 +160,15 @@ class Telemetry:
             temperature_c=self._bounded(report.temperature_c, -60.0, 200.0),
         )
         for peer in report.peers:
-            self._fold_link(agent, peer, now_ms)
-        for service in report.services:
+            if ">" in peer.peer:
+                self.dropped += 1
+            else:
+                self._fold_link(agent, peer, now_ms)
+        sound = tuple(service for service in report.services if is_sound(service))
+        self.dropped += len(report.services) - len(sound)
+        for service in sound:
             self._fold_service(agent, service, now_ms)
+        return sound
 
     def heard(self, agent: AgentId, now_ms: float) -> None:
         """The agent said hello: it is reachable now, whatever it was before."""
@@ -162,7 +191,9 @@ class Telemetry:
     def suspicion(self, now_ms: float) -> dict[AgentId, float]:
         """phi of every agent, computed over the columns at once."""
         silence = now_ms - self.agents.column("seen_ms")
-        values = phi(silence, self.agents.column("delay_mean_ms"), np.sqrt(self.agents.column("delay_var_ms2")))
+        # Reports that queued up behind a pause arrive at once; that does not make the agent a faster one.
+        mean = np.maximum(self.agents.column("delay_mean_ms"), REPORT_EVERY_MS)
+        values = phi(silence, mean, np.sqrt(self.agents.column("delay_var_ms2")))
         return {AgentId(key): float(value) for key, value in zip(self.agents.rows(), values, strict=True)}
 
     def broken_towards(self, agent: AgentId, now_ms: float) -> bool:
