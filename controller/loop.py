@@ -166,16 +166,19 @@ class ControlLoop:
         if service not in snapshot.services:
             return
         suggestion = self._advisor.take(service)
-        decision, state.memory = await asyncio.to_thread(
+        decision, memory = await asyncio.to_thread(
             decide, snapshot, service, state.memory, trigger=trigger, suggestion=suggestion
         )
+        lacking = [reason.text for reason in decision.reasons if reason.code == "no-candidate"]
+        state.infeasible = lacking[0] if lacking and decision.plan is None else None
         await self._note(service, decision, snapshot)
         if decision.plan is None:
-            self._advisor.consider(service, snapshot, state.memory)
+            state.memory = memory
+            self._advisor.consider(service, snapshot, memory)
             return
         try:
             await self._carry_out(service, decision)
-            state.failures = 0
+            state.memory, state.failures = memory, 0  # A move that failed was none: its memory is dropped.
         except TidegateError as error:
             state.failures += 1
             state.retry_ms = self._clock.now_ms() + min(30_000.0, 500.0 * 2**state.failures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import time
 from collections.abc import Callable
@@ -73,8 +74,11 @@ class CertificateAuthority:
         """For the agents' door: shows the controller's certificate, knows agents by theirs."""
         return self.identity_for(CONTROLLER_ID).server_context(client_certs)
 
-    def identity_for(self, name: AgentId) -> Identity:
-        """An identity of the controller's own, kept below the CA's directory; signed anew when half of its life is over."""
+    def identity_for(self, name: AgentId, also: tuple[str, ...] = ()) -> Identity:
+        """An identity of the controller's own, kept below the CA's directory; signed anew when half of its life is over.
+
+        `also` are further host names or addresses under which clients reach it.
+        """
         identity = self._identities.get(name)
         if identity is None:
             directory = self.directory / "identities" / _checked_name(name)
@@ -83,11 +87,13 @@ class CertificateAuthority:
         now_s = self._clock()
         expires_s = identity.certificate_expires_s or 0.0
         if identity.ca_fingerprint != self.fingerprint or expires_s - now_s < CONTROLLER_LIFETIME_S / 2:
-            pem = self._sign(identity.csr_pem(), name, now_s, CONTROLLER_LIFETIME_S)
+            pem = self._sign(identity.csr_pem(), name, now_s, CONTROLLER_LIFETIME_S, also)
             identity.save_certificate(pem, self.ca_pem)
         return identity
 
-    def _sign(self, csr_pem: str, name: AgentId, now_s: float, lifetime_s: float) -> str:
+    def _sign(
+        self, csr_pem: str, name: AgentId, now_s: float, lifetime_s: float, also: tuple[str, ...] = ()
+    ) -> str:
         request = parse_request(csr_pem)
         usage = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         key = request.public_key()
@@ -97,7 +103,7 @@ class CertificateAuthority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_alternative(n) for n in (name, *also)]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM).decode()
@@ -127,6 +133,14 @@ class CertificateAuthority:
 def public_key_fingerprint(csr_pem: str) -> str:
     """sha256 of the key that a signing request is for, hex. Raises InvalidInputError for a damaged request."""
     return key_fingerprint(parse_request(csr_pem).public_key())
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    """A host name or an address, as a certificate says it."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _checked_name(name: str) -> str:

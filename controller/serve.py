@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import logging
 import os
 import socket
@@ -84,10 +85,16 @@ def _config(app: FastAPI, controller: Controller, settings: ControllerSettings) 
         loop="none",
     )
     if not settings.door.is_loopback:
-        name = AgentId(settings.door.advertise or socket.gethostname())
-        context = controller.ca.identity_for(name).server_context("none")
+        names = (settings.door.advertise, socket.gethostname(), "localhost", "127.0.0.1", "::1")
+        identity = controller.ca.identity_for(AgentId(_api_name(names)), also=tuple(name for name in names if name))
+        context = identity.server_context("none")
         config.ssl_context_factory = lambda config, default: context
     return config
+
+
+def _api_name(names: tuple[str | None, ...]) -> str:
+    """Other host names, another certificate."""
+    return f"api-{hashlib.sha256(repr(names).encode()).hexdigest()[:12]}"
 
 
 def _keys(settings: ControllerSettings) -> tuple[Keys | None, str | None]:
