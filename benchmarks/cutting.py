@@ -1,0 +1,98 @@
+"""What cutting costs by itself: the whole model against 2 and 4 shards in one process, one thread, no transport between them."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from agents.messages import ShardFile
+from benchmarks.common import Row, at_most, median_ratio, side_by_side
+from controller.cli import cache_dir
+from controller.models.proving import largest_difference
+from controller.models.registry import ModelRegistry
+from controller.models.sessions import Arrays, open_session
+from controller.models.sessions import run as run_session
+from controller.models.transforms import append_ctc_head
+from controller.models.zoo import ZOO, fetch_zoo, zoo_sample
+from policies.plan import Span
+from policies.service import ModelProfile
+
+MODELS: Final = ("rec-small", "rec-base", "det-small", "orientation", "minilm-int8")
+SHARD_COUNTS: Final = (2, 4)
+GOAL: Final = 1.05
+
+
+def run(quick: bool) -> list[Row]:
+    """A time and two ratios for each model."""
+    rounds = 7 if quick else 41
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as scratch:
+        registry = ModelRegistry(Path(scratch))
+        for name in MODELS:
+            rows.extend(_measure(registry, name, rounds))
+    return rows
+
+
+def _measure(registry: ModelRegistry, name: str, rounds: int) -> list[Row]:
+    sample = zoo_sample(name)
+    profile = registry.add(
+        name, fetch_zoo(name, Path(cache_dir())), axis=ZOO[name].axis, samples=sample,
+        transform=append_ctc_head if name.startswith("rec-") else None,
+    )  # fmt: skip
+    ways = {count: _chain(registry, profile, count, sample) for count in (1, *SHARD_COUNTS)}
+    times_s = side_by_side({str(count): way for count, way in ways.items()}, rounds)
+    whole = ways[1]()
+    items = next(iter(sample.values())).shape[0]
+    rows = [
+        Row(
+            name=f"{name}, whole", value=statistics.median(times_s["1"]) * 1000, unit="ms", runs=rounds,
+            note=f"{items} item{'s' if items > 1 else ''}, {len(profile.blocks)} blocks",
+        )
+    ]  # fmt: skip
+    for count in SHARD_COUNTS:
+        error = largest_difference(whole, ways[count]())
+        note = "bit for bit the same" if error == 0 else f"largest relative difference {error:.2g}"
+        ratio = median_ratio(times_s[str(count)], times_s["1"])
+        rows.append(at_most(f"{name}, {count} shards / whole", ratio, "ratio", GOAL, runs=rounds, note=note))
+    return rows
+
+
+def _chain(registry: ModelRegistry, profile: ModelProfile, shards: int, sample: Arrays) -> Callable[[], Arrays]:
+    """A function that runs the model as so many shards in series and returns its outputs."""
+    files = [registry.shard_file(profile.name, span) for span in even_spans(profile, shards)]
+    loaded = [(file, _load(registry, file)) for file in files]
+
+    def once() -> Arrays:
+        values = dict(sample)
+        for file, session in loaded:
+            feeds = {name: values[name] for name in file.inputs}
+            values |= run_session(session, feeds, file.outputs, profile.name)
+        return {name: values[name] for name in files[-1].outputs}
+
+    return once
+
+
+def _load(registry: ModelRegistry, file: ShardFile) -> Any:
+    path = registry.blob_path(file.sha256)
+    assert path is not None, "the registry has just made it"
+    return open_session(path.read_bytes(), f"{file.model} {file.blocks}")
+
+
+def even_spans(profile: ModelProfile, shards: int) -> list[Span]:
+    """Contiguous ranges of blocks of about the same cost, as many as asked for if there are so many blocks."""
+    costs = [block.fixed_ms + block.per_item_ms for block in profile.blocks]
+    shards = min(shards, len(costs))
+    spans, start, spent = [], 0, 0.0
+    for number in range(1, shards + 1):
+        stop = start + 1
+        spent += costs[start]
+        latest = len(costs) - (shards - number)
+        while stop < latest and (number == shards or spent + costs[stop] / 2 < sum(costs) * number / shards):
+            spent += costs[stop]
+            stop += 1
+        spans.append(Span(start, stop))
+        start = stop
+    return spans
