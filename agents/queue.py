@@ -43,7 +43,7 @@ class WaitingLine(Generic[T]):
     def push(self, ticket: Ticket[T], *, busy_for_s: float = 0.0) -> None:
         """Take a place in line. `busy_for_s` is how long the running work still takes.
 
-        Raises OverloadedError when the line is full, or when the wait alone is longer than the deadline allows.
+        Raises OverloadedError when the line is full, or when the work could not be done within its deadline.
         """
         ahead_s = busy_for_s + sum(
             other.expected_s
@@ -54,8 +54,9 @@ class WaitingLine(Generic[T]):
             raise OverloadedError(
                 f"The accelerator's queue is full: {self.max_depth} runs wait already.", retry_after_s=max(ahead_s, 0.1)
             )
-        if ticket.arrived_s + ahead_s > ticket.deadline_s:
-            late_ms = (ticket.arrived_s + ahead_s - ticket.deadline_s) * 1000
+        done_s = ticket.arrived_s + ahead_s + ticket.expected_s
+        if done_s > ticket.deadline_s:
+            late_ms = (done_s - ticket.deadline_s) * 1000
             raise OverloadedError(
                 f"The accelerator's queue is too long for this deadline by {late_ms:.0f} ms.",
                 retry_after_s=max(ahead_s, 0.1),
@@ -138,6 +139,8 @@ class AcceleratorQueue:
 
         Raises OverloadedError if it was never started. Work that was started is not interrupted.
         """
+        if self._is_closed:
+            raise OverloadedError("The agent is closing.")
         now_s = self._clock()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         ticket = Ticket(_Work(run, done), modality, deadline_s, expected_s, now_s)

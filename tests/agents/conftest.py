@@ -301,3 +301,9 @@ async def eventually(condition: Callable[[], bool], *, within_s: float = 10.0) -
 @pytest.fixture
 def until() -> Callable[..., Awaitable[None]]:
     return eventually
+
+
+@pytest.fixture
+def memory_source() -> type[MemorySource]:
+    """The class: `memory_source()` makes an empty one."""
+    return MemorySource
