@@ -63,9 +63,9 @@ def test_a_table_is_a_dictionary_with_columns(steps: list[tuple[str, int, float]
         else:
             table.remove(key)
             plain.pop(key, None)
-    assert sorted(table) == sorted(plain)
+    assert sorted(table.rows()) == sorted(plain)
     assert {key: table.get(key, "value") for key in plain} == plain
-    assert dict(zip(table, table.column("value"), strict=True)) == plain
+    assert dict(zip(table.rows(), table.column("value"), strict=True)) == plain
     assert np.isnan(table.column("other")).all(), "a row that takes the place of another one keeps nothing of it"
 
 
