@@ -245,13 +245,12 @@ class Agent:
         return pinned_blobs(self._routes.all(), self.agent_id) | self._engine.loaded()
 
     async def _restore(self) -> None:
-        """Load again what the last life served, from the cache, so that peers need not wait for the controller."""
+        """Load again what the last life served, so that peers need not wait for the controller's orders; it is in the cache."""
         for route in self._routes.all():
-            files = files_for(route, self.agent_id)
+            files, assets = files_for(route, self.agent_id), tuple(route.spec.assets.values())
             try:
-                await self._engine.prepare(
-                    Prepare(service_id=route.spec.id, epoch=route.plan.epoch, files=files), source=None
-                )
+                message = Prepare(service_id=route.spec.id, epoch=route.plan.epoch, files=files, assets=assets)
+                await self._engine.prepare(message, self._bulk)
                 log.info("serving %s again under epoch %d with %d shards", route.spec.id, route.plan.epoch, len(files))
             except TidegateError as error:
                 log.warning("%s could not be restored: %s", route.spec.id, error)

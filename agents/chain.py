@@ -11,7 +11,7 @@ import numpy as np
 from agents.engine import Engine
 from agents.messages import Address, ChainDone, Hop, Message, RunChain
 from policies.ids import AgentId
-from sla.errors import DeadlineExceededError, InvalidInputError, ModelError, OverloadedError
+from sla.errors import AgentLostError, DeadlineExceededError, InvalidInputError, ModelError
 
 Tensors = Mapping[str, np.ndarray]
 MAX_HOPS = 64
@@ -47,7 +47,7 @@ class ChainRunner:
     async def serve(self, message: RunChain, tensors: Tensors) -> tuple[ChainDone, dict[str, np.ndarray]]:
         """A peer's request. Raises what the peer should see as a fault."""
         if self._draining:
-            raise OverloadedError("This agent is leaving and takes no new work.", retry_after_s=5.0)
+            raise AgentLostError(f"{self._agent_id} is leaving and takes no new work.")
         if not 0 < len(message.hops) <= MAX_HOPS or message.hops[0].agent != self._agent_id:
             raise InvalidInputError(
                 f"A chain that is sent to {self._agent_id} must start there and have 1 to {MAX_HOPS} hops.",

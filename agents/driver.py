@@ -238,9 +238,10 @@ class Driver:
     async def _lane(
         self, request: _Request, stage: OnnxStage, planned: StagePlan, lane: Lane, feed: Tensors, *, items: int
     ) -> dict[str, np.ndarray]:
-        """One lane's items through its chain, or through a fallback. Raises the last failure."""
+        """One lane's items through its chain, or through a fallback. Raises the last failure, or rather one that is no overload:
+        those that are lost may be replaced by a newer route, while an overload is to be told at once."""
         chains = self._chains(request.route, planned, lane, tuple(stage.outputs))
-        failure: TidegateError = DeadlineExceededError(f"No time is left for stage {stage.name}.")
+        failure: TidegateError | None = None
         for index, (is_primary, hops) in enumerate(chains):
             left_s = request.deadline_s - self._clock()
             if left_s <= 0:
@@ -253,11 +254,11 @@ class Driver:
                 raise  # would fail anywhere
             except TidegateError as error:
                 log.info("stage %s of %s failed on %s: %s", stage.name, request.id, key.rpartition("/")[2], error)
-                failure = error
+                failure = error if failure is None or isinstance(failure, OverloadedError) else failure
                 continue
             request.fell_back |= not is_primary
             return outputs
-        raise failure
+        raise failure or DeadlineExceededError(f"No time is left for stage {stage.name}.")
 
     async def _attempt(
         self,

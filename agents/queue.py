@@ -82,31 +82,64 @@ def _rank(ticket: Ticket[Any], now_s: float) -> tuple[bool, float, float]:
     return ticket.modality != "speech", weighted, ticket.arrived_s
 
 
-class RunTimes:
-    """How long runs of each kind took lately, to expect how long the next one takes."""
+@dataclass(slots=True)
+class _Line:
+    """Least squares over runs whose weight fades: seconds = fixed + each * items."""
 
-    def __init__(self, *, memory: float = 0.2) -> None:
-        self._memory = memory
-        self._seconds: dict[str, float] = {}
+    weight: float = 0.0
+    items: float = 0.0
+    seconds: float = 0.0
+    items_squared: float = 0.0
+    items_seconds: float = 0.0
+
+    def add(self, items: int, seconds: float, keep: float) -> None:
+        self.weight = self.weight * keep + 1
+        self.items = self.items * keep + items
+        self.seconds = self.seconds * keep + seconds
+        self.items_squared = self.items_squared * keep + items * items
+        self.items_seconds = self.items_seconds * keep + items * seconds
+
+    def at(self, items: int) -> float:
+        mean_items, mean_s = self.items / self.weight, self.seconds / self.weight
+        variance = self.items_squared / self.weight - mean_items**2
+        proportional = mean_s / mean_items
+        if variance > 1e-6 * mean_items**2:
+            covariance = self.items_seconds / self.weight - mean_items * mean_s
+            each_s = min(max(covariance / variance, 0.0), proportional)
+        else:
+            each_s = proportional
+        return mean_s + each_s * (items - mean_items)
+
+
+class RunTimes:
+    """How long runs of each kind took lately, to expect how long the next one takes: a fixed part and one per item."""
+
+    def __init__(self, *, keep: float = 0.9, max_keys: int = 1024) -> None:
+        """A run's weight is multiplied by `keep` with each later run; the keys that were learned first go first."""
+        self._keep = keep
+        self._max_keys = max_keys
+        self._lines: dict[str, _Line] = {}
 
     def expected_s(self, key: str, items: int = 1) -> float:
         """Expected seconds of a run with that many items; 0 if that kind never ran."""
-        return self._seconds.get(key, 0.0) * max(items, 1)
+        line = self._lines.get(key)
+        return 0.0 if line is None else line.at(max(items, 1))
 
     def ran(self, key: str, seconds: float, items: int = 1) -> None:
         """Learn from one run."""
-        each = seconds / max(items, 1)
-        known = self._seconds.get(key)
-        self._seconds[key] = each if known is None else known + self._memory * (each - known)
+        if key not in self._lines and len(self._lines) >= self._max_keys:
+            self._lines.pop(next(iter(self._lines)))
+        self._lines.setdefault(key, _Line()).add(max(items, 1), seconds, self._keep)
 
     def doubt(self, key: str) -> None:
         """Expect less: work was turned away on the strength of this expectation, so nothing else will correct it."""
-        if key in self._seconds:
-            self._seconds[key] *= 0.8
+        if (line := self._lines.get(key)) is not None:
+            line.seconds *= 0.8
+            line.items_seconds *= 0.8
 
     def forget(self, key: str) -> None:
         """Drop what is known of a kind that is gone."""
-        self._seconds.pop(key, None)
+        self._lines.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ import pytest
 
 from agents.messages import RunChain
 from agents.routes import lane_hops
-from sla.errors import InvalidInputError, OverloadedError, RetryableError
+from sla.errors import AgentLostError, InvalidInputError, RetryableError
 
 
 async def test_a_chain_over_two_devices_equals_the_whole(fleet, items):
@@ -68,7 +68,7 @@ async def test_a_device_that_drains_sends_peers_away_at_once(fleet, items):
     assert result.fell_back
     route = fleet.route([("two", 0, 2)])
     hops = lane_hops(route, route.plan.stages[0].lanes[0], ("y",))
-    with pytest.raises(OverloadedError, match="leaving"):
+    with pytest.raises(AgentLostError, match="leaving"):
         await two.chain.serve(
             RunChain(service_id="tiny-service", epoch=1, request_id="r", remaining_ms=1000, hops=hops), {"x": items(1)}
         )

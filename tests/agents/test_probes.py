@@ -79,8 +79,9 @@ def test_an_emulated_device_says_nothing_of_the_host(tmp_path):
 
 
 def test_the_facts_of_an_emulated_device_are_those_of_its_platform():
+    imx93 = platform("imx93")
     facts = device_facts(
-        platform("imx93"),
+        imx93,
         emulate=True,
         zone="hall 1",
         is_cloud=False,
@@ -88,7 +89,7 @@ def test_the_facts_of_an_emulated_device_are_those_of_its_platform():
         peer_port=1,
         ingress_port=2,
     )
-    assert (facts.evidence, facts.slowdown, facts.memory_budget_bytes) == ("emulated", 12.0, 96 << 20)
+    assert (facts.evidence, facts.slowdown, facts.memory_budget_bytes) == ("emulated", imx93.emulated_slowdown, imx93.emulated_budget_bytes)
     assert (facts.hostname, facts.zone, facts.providers) == ("imx93", "hall-1", ("emulated",))
     assert len(facts.fingerprint) == 64
 

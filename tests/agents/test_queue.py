@@ -106,17 +106,42 @@ def test_every_ticket_leaves_the_line_exactly_once(given_tickets, steps):
     assert line.tickets == []
 
 
-def test_a_run_is_expected_to_take_what_it_took_per_item():
-    times = RunTimes(memory=0.5)
+def test_a_run_of_a_new_size_is_expected_in_proportion():
+    times = RunTimes()
     assert times.expected_s("shard") == 0.0
     times.ran("shard", 4.0, items=2)
-    assert times.expected_s("shard", 3) == 6.0
-    times.ran("shard", 4.0, items=1)
-    assert times.expected_s("shard", 1) == 3.0
+    assert times.expected_s("shard", 3) == pytest.approx(6.0)
     times.doubt("shard")
-    assert times.expected_s("shard", 1) < 3.0
+    assert times.expected_s("shard", 3) == pytest.approx(4.8)
     times.forget("shard")
     assert times.expected_s("shard") == 0.0
+
+
+@given(
+    st.floats(0, 5),
+    st.floats(0, 5),
+    st.lists(st.integers(1, 50), min_size=2, max_size=20).filter(lambda n: len(set(n)) > 1),
+)
+def test_a_fixed_part_and_one_per_item_are_told_apart(fixed_s, each_s, sizes):
+    times = RunTimes()
+    for items in sizes:
+        times.ran("shard", fixed_s + each_s * items, items)
+    assert times.expected_s("shard", 25) == pytest.approx(fixed_s + each_s * 25, abs=1e-3)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 10)), min_size=1, max_size=20), st.integers(1, 100))
+def test_an_expectation_is_never_negative(runs, items):
+    times = RunTimes()
+    for size, seconds in runs:
+        times.ran("shard", seconds, size)
+    assert times.expected_s("shard", items) >= -1e-9
+
+
+def test_what_is_remembered_is_bounded():
+    times = RunTimes(max_keys=2)
+    for key in "abc":
+        times.ran(key, 1.0)
+    assert [times.expected_s(key) for key in "abc"] == [0.0, 1.0, 1.0]
 
 
 async def test_runs_go_one_at_a_time_in_order_of_urgency(clock):

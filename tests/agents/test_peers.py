@@ -1,0 +1,96 @@
+"""Links to peers: measured, shaped, and known to be broken at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.messages import Address, Done, Probe, ShapeLink
+from agents.peers import LinkMeter
+from sla.errors import AgentLostError, InvalidInputError, RefusedError
+
+
+def test_the_meter_smooths_round_trips_and_takes_them_off_bulk_probes():
+    meter = LinkMeter()
+    for ms in (10.0, 10.0, 20.0):
+        meter.round_trip(ms)
+    assert meter.rtt_ms == pytest.approx(12.0)
+    assert meter.jitter_ms == pytest.approx(np.std([10, 10, 20]))
+    meter.bulk(1_000_000, 110.0)
+    assert meter.bandwidth_bytes_per_s == pytest.approx(1e7)
+    meter.bulk(1_000_000, 60.0)
+    assert meter.bandwidth_bytes_per_s == pytest.approx(1.5e7)
+    meter.bulk(1 << 40, 0.0)
+    assert meter.bandwidth_bytes_per_s < 1e10
+
+
+async def test_watched_peers_are_probed_and_reported(fleet, until):
+    one, two = await fleet.start("one"), await fleet.start("two")
+    one.peers.watch({one.id: one.address, two.id: two.address})
+    await until(lambda: len(one.peers.reports()) == 1)
+    (report,) = one.peers.reports()
+    assert (report.peer, report.broken, report.rtt_ms > 0) == ("two", False, True)
+    one.peers.watch({})
+    assert one.peers.reports() == ()
+
+
+async def test_a_peer_that_goes_is_broken_until_it_is_back(fleet, until):
+    one, two = await fleet.start("one"), await fleet.start("two")
+    one.peers.watch({two.id: two.address})
+    await until(lambda: bool(one.peers.reports()))
+    await fleet.kill(two)
+    await until(lambda: one.peers.is_broken("two"))
+    assert one.peers.reports()[0].broken
+    with pytest.raises(AgentLostError):
+        await one.peers.call(two.id, Address("127.0.0.1", 1), Probe(), {}, timeout_s=1)
+    again = await fleet.start("two")
+    one.peers.watch({two.id: again.address})
+    await until(lambda: not one.peers.is_broken("two") and not one.peers.reports()[0].broken)
+    answer, _ = await one.peers.call(two.id, again.address, Probe(), {}, timeout_s=5)
+    assert isinstance(answer, Done)
+
+
+async def test_somebody_else_at_a_peers_address_is_not_believed(fleet):
+    one, two = await fleet.start("one"), await fleet.start("two")
+    with pytest.raises(AgentLostError, match="not three"):
+        await one.peers.call("three", two.address, Probe(), {}, timeout_s=5)
+
+
+async def test_a_peer_that_is_not_there_is_not_dialled_again_at_once(fleet):
+    one = await fleet.start("one")
+    nowhere = Address("127.0.0.1", 1)
+    with pytest.raises(AgentLostError, match="cannot be reached"):
+        await one.peers.call("two", nowhere, Probe(), {}, timeout_s=5)
+    assert one.peers.is_broken("two")
+    with pytest.raises(AgentLostError, match="is tried again"):
+        await one.peers.call("two", nowhere, Probe(), {}, timeout_s=5)
+
+
+async def test_shaping_holds_in_both_directions_of_a_connection(fleet):
+    one, two = await fleet.start("one", emulated=True), await fleet.start("two")
+
+    async def round_trip_ms(device, peer) -> float:
+        import time
+
+        began_s = time.perf_counter()
+        await device.peers.call(peer.id, peer.address, Probe(), {}, timeout_s=10)
+        return (time.perf_counter() - began_s) * 1000
+
+    await round_trip_ms(one, two)
+    await round_trip_ms(two, one)
+    one.peers.shape(ShapeLink(peer=two.id, delay_ms=60))
+    assert await round_trip_ms(one, two) >= 60
+    assert await round_trip_ms(two, one) >= 60
+    one.peers.shape(ShapeLink(peer=None))
+    assert one.peers._shaper(two.id) is None
+
+
+async def test_what_shaping_does_not_take(fleet):
+    one, two = await fleet.start("one", emulated=True), await fleet.start("two")
+    with pytest.raises(RefusedError, match="real"):
+        two.peers.shape(ShapeLink(peer=None, delay_ms=1))
+    for bad in (ShapeLink(peer=None, delay_ms=-1), ShapeLink(peer=None, jitter_ms=float("nan"))):
+        with pytest.raises(InvalidInputError, match="within a minute"):
+            one.peers.shape(bad)
+    with pytest.raises(InvalidInputError, match="at least 1000"):
+        one.peers.shape(ShapeLink(peer=None, bandwidth_bytes_per_s=0.0))
