@@ -17,21 +17,21 @@ from rich.table import Table
 from controller.local.load import Load
 from controller.local.report import Trouble, build_report, promises
 from controller.local.stack import LocalStack, Progress
-from controller.local.up import example_sla, progress_to, settings_from, wait_for_signal
+from controller.local.up import console_of_stdout, example_sla, progress_to, settings_from, wait_for_signal
 from sla.errors import RetryableError
 
 SERVICE = "document-reader"
 DEGRADE_AT = 0.35
 """Share of the load's time after which one link is degraded."""
 KILL_AT = 0.6
-DEGRADED_DELAY_MS = 150.0
-DEGRADED_JITTER_MS = 60.0
-DEGRADED_MBPS = 4.0
+DEGRADED_DELAY_MS = 120.0
+DEGRADED_JITTER_MS = 50.0
+DEGRADED_MBPS = 20.0
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
     """The exit status: 0 if everything promised held, else 1."""
-    console = Console()
+    console = console_of_stdout()
     progress = progress_to(console)
     with LocalStack(settings_from(arguments), progress) as stack:
         stack.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 import time
 from importlib import resources
@@ -27,6 +28,11 @@ def settings_from(arguments: argparse.Namespace) -> StackSettings:
     )
 
 
+def console_of_stdout() -> Console:
+    """Where the stack tells what it does; a pipe has no width, so it gets room instead of folded lines."""
+    return Console() if sys.stdout.isatty() else Console(width=180)
+
+
 def progress_to(console: Console) -> Progress:
     """A progress line with the seconds since now in front of it."""
     began = time.monotonic()
@@ -44,7 +50,7 @@ def example_sla() -> bytes:
 
 def run_up(arguments: argparse.Namespace) -> int:
     """Start everything, submit the example contract, and wait for Ctrl-C."""
-    console = Console()
+    console = console_of_stdout()
     progress = progress_to(console)
     with LocalStack(settings_from(arguments), progress) as stack:
         stack.start()

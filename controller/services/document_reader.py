@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import onnx
 
+from agents.steps import Tensors
+from agents.wire import encode_tensors
 from controller.models.packages import Progress
 from controller.models.registry import ModelRegistry
 from controller.models.transforms import append_ctc_head
@@ -26,10 +29,8 @@ SERVICE_ID = ServiceId("document-reader")
 ACCURACY = {
     "orientation": 1.0,
     "det-tiny": 0.99,
-    "det-base": 0.99,
     "det-small": 1.0,
     "rec-tiny": 0.85,
-    "rec-base": 0.87,
     "rec-small": 0.99,
     "minilm-int8": 1.0,
 }
@@ -64,12 +65,12 @@ def service_spec(assets: dict[str, BlobHash]) -> ServiceSpec:
             ),
             _step("upright"),
             OnnxStage(
-                name=StageName("detect"), variants=_models("det-tiny", "det-base", "det-small"),
+                name=StageName("detect"), variants=_models("det-tiny", "det-small"),
                 inputs={"pixels": "det_in"}, outputs={"result": "det_map"}, raw=True,
             ),
             _step("crops"),
             OnnxStage(
-                name=StageName("recognise"), variants=_models("rec-tiny", "rec-base", "rec-small"),
+                name=StageName("recognise"), variants=_models("rec-tiny", "rec-small"),
                 inputs={"pixels": "rec_in"}, outputs={"rec_ids": "rec_ids", "rec_scores": "rec_scores"},
                 axis="patch", items=7.0, raw=True,
             ),
@@ -105,13 +106,19 @@ def register(registry: ModelRegistry, cache_dir: Path, progress: Progress) -> Se
         spec, weights.models, {name: _kept(registry, key) for name, key in spec.assets.items()}
     )
     document = render(_SAMPLE_SEED)
-    seen = pipeline.run(request(document, document.questions[0][0])).tensors
+    asked = request(document, document.questions[0][0])
+    seen = pipeline.run(asked).tensors
     for stage in spec.onnx_stages():
         sample = {graph_name: seen[name] for graph_name, name in stage.inputs.items()}
         for name in stage.variants:
             progress(f"examining {name}: where it can be cut, and what each block costs")
             registry.add(name, weights.models[name], axis=stage.axis, samples=sample, accuracy=ACCURACY[name])
-    return spec
+    return msgspec.structs.replace(spec, sample=registry.add_asset(_canary(asked, seen)))
+
+
+def _canary(asked: Tensors, seen: Tensors) -> bytes:
+    """The sample request of the service with its answer, which every variant gives (a test holds that)."""
+    return encode_tensors({**{f"in:{name}": value for name, value in asked.items()}, "out:answer": seen["answer"]})
 
 
 def reference_pipeline(
