@@ -7,9 +7,6 @@ import logging
 import re
 from importlib import metadata
 
-from policies.admit import admit
-from policies.decide import propose
-
 from agents.messages import Leave, Report, Route, ShapeLink
 from controller.clock import Clock, SystemClock
 from controller.cloud import Cloud, JoinOffer
@@ -56,6 +53,8 @@ from controller.views import (
     TokenIn,
     TokenOut,
 )
+from policies.admit import admit
+from policies.decide import propose
 from policies.fleet import LinkView
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.snapshot import ServiceView, Snapshot
@@ -402,9 +401,13 @@ class Controller:
         last_good = self.desired.book(service).last_good
         if last_good is None:
             raise ConflictError(f"{service} has no earlier plan that ran well.")
-        epoch = await self.loop.restore(ServiceId(service), last_good)
-        await self.desired.set_pinned(service, True)
-        return epoch
+        was_pinned = self.desired.book(service).pinned
+        await self.desired.set_pinned(service, True)  # First, so that the loop leaves it alone.
+        try:
+            return await self.loop.restore(ServiceId(service), last_good)
+        except TidegateError:
+            await self.desired.set_pinned(service, was_pinned)
+            raise
 
     async def pin(self, service: str, pinned: bool) -> None:
         """Pin or unpin the running plan. Raises NotFoundError."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from policies.decide import Memory, decide
 
 from agents.messages import Hello, Route
 from controller.clock import Clock
@@ -26,11 +25,13 @@ from controller.settings import LoopSettings
 from controller.slis import Slis
 from controller.state import State
 from controller.telemetry import Telemetry
-from policies.decision import Decision, Trigger
+from policies.decide import Memory, decide
+from policies.decision import Decision, Reason, Trigger
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
+from policies.service import ServiceSpec
 from policies.snapshot import ServiceView, Snapshot
-from sla.errors import TidegateError
+from sla.errors import NotFoundError, TidegateError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class _Service:
     last_hold: tuple[str, ...] = ()
     infeasible: str | None = None
     active_at_s: dict[int, float] = field(default_factory=dict)
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One plan at a time is carried out: what an operator restores waits for the step under way."""
 
 
 class ControlLoop:
@@ -162,7 +165,7 @@ class ControlLoop:
         """Decide once about one service, and carry it out."""
         state = self._service(service)
         trigger, state.trigger = state.trigger, None
-        snapshot = self.snapshot()
+        snapshot, book = self.snapshot(), self._desired.book(service)
         if service not in snapshot.services:
             return
         suggestion = self._advisor.take(service)
@@ -171,20 +174,35 @@ class ControlLoop:
         )
         lacking = [reason.text for reason in decision.reasons if reason.code == "no-candidate"]
         state.infeasible = lacking[0] if lacking and decision.plan is None else None
-        await self._note(service, decision, snapshot)
         if decision.plan is None:
+            await self._note(service, decision, snapshot)
             state.memory = memory
             self._advisor.consider(service, snapshot, memory)
             return
         try:
-            await self._carry_out(service, decision)
+            async with state.moving:
+                if self._desired.book(service) != book:
+                    return  # An operator moved it meanwhile: look again.
+                await self._move(service, decision, snapshot)
             state.memory, state.failures = memory, 0  # A move that failed was none: its memory is dropped.
         except TidegateError as error:
             state.failures += 1
             state.retry_ms = self._clock.now_ms() + min(30_000.0, 500.0 * 2**state.failures)
             log.warning("rollout of %s failed: %s", service, error)
             self._events.add("rollout-failed", f"{service}: {error}", service=service)
-            state.trigger = trigger
+            state.trigger = state.trigger or trigger
+
+    async def _move(self, service: ServiceId, decision: Decision, snapshot: Snapshot) -> None:
+        """Give a decided plan its epoch, record it, carry it out. Raises TidegateError while nothing has changed yet."""
+        assert decision.plan is not None
+        spec = self._desired.spec_of(self._desired.contract(service).contract)
+        if spec is None:
+            raise NotFoundError(f"The service of {service} is not registered any more.")
+        epoch = await self._state.next_epoch(spec.id)
+        plan = msgspec.structs.replace(decision.plan, epoch=epoch, service_id=spec.id)
+        decision = msgspec.structs.replace(decision, plan=plan)
+        await self._note(service, decision, snapshot)
+        await self._carry_out(service, spec, plan, decision)
 
     async def _note(self, service: ServiceId, decision: Decision, snapshot: Snapshot) -> None:
         """Record a decision; a hold only when its reasons are new, so that the log tells a story and not the time."""
@@ -202,13 +220,9 @@ class ControlLoop:
 
     # --- carrying out
 
-    async def _carry_out(self, service: ServiceId, decision: Decision) -> None:
+    async def _carry_out(self, service: ServiceId, spec: ServiceSpec, plan: Plan, decision: Decision) -> None:
         """Stage, prove, make durable, switch, clean up later. Raises TidegateError while nothing has changed yet."""
-        assert decision.plan is not None
-        spec = self._desired.spec_of(self._desired.contract(service).contract)
-        assert spec is not None
-        epoch = await self._state.next_epoch(spec.id)
-        plan = msgspec.structs.replace(decision.plan, epoch=epoch, service_id=spec.id)
+        epoch = plan.epoch
         self._events.add("rollout", f"{service}: plan {epoch} is being prepared.", service=service, epoch=epoch)
         staged = await self._rollout.stage(spec, plan)
         plan = staged.route.plan
@@ -233,9 +247,14 @@ class ControlLoop:
         """Run an earlier plan again, as a new epoch. Raises TidegateError while nothing has changed."""
         reason = f"an operator went back to plan {plan.epoch}"
         decision = Decision(
-            service_id=service, trigger=trigger, proposer="operator", plan=plan, reasons=(), rationale=reason
+            service_id=service,
+            trigger=trigger,
+            proposer="operator",
+            plan=plan,
+            reasons=(Reason(code="operator", text=reason),),
         )
-        await self._carry_out(service, decision)
+        async with self._service(service).moving:
+            await self._move(service, decision, self.snapshot())
         epoch = self._desired.book(service).running_epoch
         assert epoch is not None
         return epoch
@@ -260,10 +279,14 @@ class ControlLoop:
             running = self._desired.book(service).running
             if spec is None or running is None:
                 continue
-            route = await asyncio.to_thread(self._rollout.route, spec, running)
             before = self._service(service).route
             try:
+                route = await asyncio.to_thread(self._rollout.route, spec, running)
                 await self._rollout.prepare_on(agent, route)
+                if self._desired.book(service).running_epoch != running.epoch:
+                    continue  # A newer plan was switched to meanwhile, and told everybody.
+                if not running.agents() <= route.addresses.keys():
+                    continue  # After a restart: ingresses hold a whole route, and keep it until ours is whole.
                 if before is not None and before.addresses.get(agent) == route.addresses.get(agent):
                     if agent in self._rollout.ingresses():
                         await self._rollout.activate_on(agent, route)

@@ -100,7 +100,7 @@ class Rollout:
             raise RolloutError(f"the canary request failed: {error}") from error
 
     async def activate(self, route: Route) -> list[AgentId]:
-        """Switch every ingress to the route; the agents that could not be told (they catch up at their next hello)."""
+        """Switch every ingress to the route; the agents that could not be told. They must say hello again, and catch up then."""
         agents = sorted(self.ingresses())
         results = await asyncio.gather(*(self.activate_on(agent, route) for agent in agents), return_exceptions=True)
         missed = []
@@ -108,6 +108,8 @@ class Rollout:
             if isinstance(result, BaseException):
                 log.warning("%s did not take plan %d: %s", agent, route.plan.epoch, result)
                 missed.append(agent)
+                if (connection := self._fleet.connection(agent)) is not None:
+                    connection.abort()
         return missed
 
     async def activate_on(self, agent: AgentId, route: Route) -> None:
