@@ -20,7 +20,8 @@ from controller.models.observing import Observation
 
 _MAX_SHARED_BYTES = 64 << 10
 _MAX_SHARED_CONSTANT_BYTES = 4 << 10
-_MAX_SHARED_TIME_SHARE = 0.05
+_MAX_SHARED_TOTAL_BYTES = 1 << 20
+"""What all shared nodes together write: some tens of microseconds, and the same on every machine, unlike a measured time."""
 _CHEAP_OPS = frozenset(
     [
         "Abs",
@@ -170,9 +171,8 @@ def _cheap_nodes(graph: Graph, seen: Observation, constant: frozenset[int]) -> f
         ):
             found.add(at)
             known.update(node.output)
-    total_ms = sum(ms for at, ms in enumerate(seen.node_ms) if at not in constant)
-    affordable = sum(seen.node_ms[at] for at in found) <= _MAX_SHARED_TIME_SHARE * total_ms
-    return frozenset(found) if affordable else frozenset()
+    total_bytes = sum(seen.values[name].size_bytes for at in found for name in graph.nodes[at].output)
+    return frozenset(found) if total_bytes <= _MAX_SHARED_TOTAL_BYTES else frozenset()
 
 
 def _order(graph: Graph, shared: frozenset[int]) -> tuple[int, ...]:
