@@ -1,0 +1,136 @@
+"""What keeps decisions calm: thresholds with hysteresis, repeated agreement, a gain that pays for the move, a flap budget.
+
+All of it is values: `Memory` is what one service's looks have shown so far, `StabilitySettings` the limits. The loss of a
+device overrides them all (see `policies.decide`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from policies.ids import AgentId
+from policies.plan import Plan
+from sla.contract import Contract
+from sla.errors import SettingsError
+
+HOUR_MS = 3_600_000.0
+
+
+class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When a plan that is better is better enough."""
+
+    risk_enter: float = 0.3
+    """The running plan is at risk from here ..."""
+    risk_leave: float = 0.1
+    """... until its risk has fallen below this."""
+    looks: int = 4
+    """A plan must win this many looks in a row before it replaces one that is not at risk ..."""
+    risky_looks: int = 2
+    """... and this many before it replaces one that is."""
+    min_gain: float = 0.012
+    """Score that a move must bring beyond its price ..."""
+    min_gain_share: float = 0.1
+    """... and as a share of the running plan's score, whichever is more."""
+    risky_min_gain: float = 0.01
+    """The same when the running plan is at risk."""
+    pay_back_ms: float = 1_000_000.0
+    """A move that takes this long costs a score of 1; one of ten seconds costs 0.01."""
+    dwell_ms: float = 20_000.0
+    """A plan runs at least this long before a better one may replace it ..."""
+    risky_dwell_ms: float = 5_000.0
+    """... or one with less risk."""
+    moves_per_hour: int = 12
+    """Moves in any hour, not counting those after the loss of a device."""
+    tie: float = 0.01
+    """The plan that won before stays the favourite while its score is within this of the best."""
+    solve_every_ms: float = 5_000.0
+    """While the running plan's score and the live agents stay the same, the solver is asked this often."""
+    keep_ms: float = 60_000.0
+    """How long an advice to keep the running plan holds back plans that are merely better."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.risk_leave < self.risk_enter <= 1:
+            raise SettingsError(
+                f"risk_leave={self.risk_leave} must be below risk_enter={self.risk_enter}, or every look changes its mind."
+            )
+        if self.looks < 1 or self.risky_looks < 1 or self.moves_per_hour < 1:
+            raise SettingsError("looks, risky_looks and moves_per_hour must be at least 1.")
+        if self.min_gain < self.tie:
+            raise SettingsError(
+                f"min_gain={self.min_gain} must not be below tie={self.tie}: plans that tie would replace each other."
+            )
+        if (
+            min(self.dwell_ms, self.risky_dwell_ms, self.keep_ms, self.risky_min_gain, self.min_gain_share) < 0
+            or not self.pay_back_ms > 0
+        ):
+            raise SettingsError("Times and gains of the stability settings must not be negative.")
+
+
+class Solved(msgspec.Struct, frozen=True, kw_only=True):
+    """What the solver last looked at when it found nothing better."""
+
+    at_ms: float
+    score: float
+    live: frozenset[AgentId]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of one service between looks; losing it costs only a few looks."""
+
+    contract: Contract | None = None
+    """The contract that the running plan was decided under."""
+    favourite: Plan | None = None
+    """The plan that won the last looks ..."""
+    favourite_of: str = "solver"
+    rationale: str = ""
+    looks: int = 0
+    """... and how many in a row."""
+    is_risky: bool = False
+    last_move_ms: float | None = None
+    moves_ms: tuple[float, ...] = ()
+    """When it moved within the last hour, losses of devices not counted."""
+    keep_until_ms: float | None = None
+    solved: Solved | None = None
+
+
+def saw_risk(memory: Memory, risk: float, settings: StabilitySettings) -> Memory:
+    """With the risk threshold's hysteresis applied."""
+    limit = settings.risk_leave if memory.is_risky else settings.risk_enter
+    return msgspec.structs.replace(memory, is_risky=risk >= limit)
+
+
+def agreed(memory: Memory, plan: Plan, proposer: str, rationale: str = "") -> Memory:
+    """After a look that `plan` won."""
+    again = memory.favourite is not None and memory.favourite.layout() == plan.layout()
+    return msgspec.structs.replace(
+        memory,
+        favourite=plan,
+        favourite_of=memory.favourite_of if again and proposer == "solver" else proposer,
+        rationale=memory.rationale if again and not rationale else rationale,
+        looks=memory.looks + 1 if again else 1,
+    )
+
+
+def disagreed(memory: Memory) -> Memory:
+    """After a look that the running plan won."""
+    return msgspec.structs.replace(memory, favourite=None, looks=0, rationale="", favourite_of="solver")
+
+
+def nothing_changed(
+    memory: Memory, now_ms: float, score: float, live: frozenset[AgentId], s: StabilitySettings
+) -> bool:
+    """Whether the solver would most likely say what it said last time: nothing better."""
+    last = memory.solved
+    if last is None or memory.favourite is not None or memory.is_risky:
+        return False
+    return now_ms - last.at_ms < s.solve_every_ms and abs(score - last.score) < s.tie / 2 and live == last.live
+
+
+def moved(memory: Memory, now_ms: float, contract: Contract, *, counts: bool) -> Memory:
+    """After a move; `counts` tells whether it spends flap budget."""
+    moves = (*recent_moves(memory, now_ms), *((now_ms,) if counts else ()))
+    return Memory(contract=contract, last_move_ms=now_ms, moves_ms=moves)
+
+
+def recent_moves(memory: Memory, now_ms: float) -> tuple[float, ...]:
+    return tuple(at for at in memory.moves_ms if now_ms - at < HOUR_MS)
