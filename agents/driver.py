@@ -43,9 +43,10 @@ class DriverSettings:
 
     max_in_flight: int = 64
     """Requests that may be under way; more are shed."""
-    patience_floor_s: float = 1.0
-    """A lane is given at least this long before its fallback is tried."""
-    patience_factor: float = 4.0
+    patience_floor_s: float = 3.0
+    """A lane is given at least this long before its fallback is tried: a peer that hangs is found by its probes, and a
+    fallback that is tried too early doubles the load just when there is too much of it."""
+    patience_factor: float = 8.0
     """A lane is given this many times its usual duration before its fallback is tried."""
     step_threads: int = 2
 

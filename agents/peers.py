@@ -104,7 +104,7 @@ class PeerPool:
         self._random = random.Random(seed)
         self._peers: dict[AgentId, _Peer] = {}
         self._inbound: set[Connection] = set()
-        self._shapes: dict[AgentId | None, LinkShaper] = {}
+        self._shapes: dict[AgentId | None, ShapeLink] = {}
         self._closed = False
 
     def is_broken(self, agent: AgentId) -> bool:
@@ -160,10 +160,7 @@ class PeerPool:
             self._shapes.clear()
         self._shapes.pop(message.peer, None)
         if not is_free:
-            rng = random.Random(self._random.random())
-            self._shapes[message.peer] = LinkShaper(
-                message.delay_ms, message.jitter_ms, message.bandwidth_bytes_per_s, rng
-            )
+            self._shapes[message.peer] = message
         outgoing = [(peer.agent, c) for peer in self._peers.values() for c in peer.connections.values()]
         for agent, connection in [*outgoing, *((c.peer_id, c) for c in self._inbound if c.peer_id is not None)]:
             connection.shaper = self._shaper(agent)
@@ -252,7 +249,16 @@ class PeerPool:
         peer.is_broken = True
 
     def _shaper(self, agent: AgentId) -> LinkShaper | None:
-        return self._shapes.get(agent) or self._shapes.get(None)
+        """The emulated link for one connection.
+
+        Each connection queues by itself, so that probes pass beside data as a small flow does beside a bulk one on a real link:
+        a full link must look slow, not dead (kubeedge issue 6184).
+        """
+        shape = self._shapes.get(agent) or self._shapes.get(None)
+        if shape is None:
+            return None
+        rng = random.Random(self._random.random())
+        return LinkShaper(shape.delay_ms, shape.jitter_ms, shape.bandwidth_bytes_per_s, rng)
 
     # Probes
 
@@ -264,7 +270,7 @@ class PeerPool:
                 await self._probe(peer, 64)
                 if self._clock() >= next_bulk_s:
                     next_bulk_s = self._clock() + settings.bandwidth_probe_every_s * self._random.uniform(0.8, 1.2)
-                    await self._probe(peer, settings.bandwidth_probe_bytes)
+                    await self._bulk_probe(peer)
             except DeadlineExceededError:
                 self._fell_silent(peer)
             except TidegateError as error:
@@ -282,6 +288,14 @@ class PeerPool:
             peer.meter.round_trip(ms)
         else:
             peer.meter.bulk(n_bytes, ms)
+
+    async def _bulk_probe(self, peer: _Peer) -> None:
+        """A bulk probe that takes too long says that the link is slow, not that the peer is gone."""
+        settings = self._settings
+        try:
+            await self._probe(peer, settings.bandwidth_probe_bytes)
+        except DeadlineExceededError:
+            peer.meter.bulk(settings.bandwidth_probe_bytes, settings.silence_s * 1000)
 
     def _fell_silent(self, peer: _Peer) -> None:
         """The peer hangs: what waits for it is told now, and new work goes elsewhere until it answers again."""
