@@ -71,6 +71,13 @@ def create_api(controller: Controller, keys: Keys | None) -> FastAPI:
             error.status_code, plain_problem(error.status_code, "http", "HTTP error", str(error.detail)), {}
         )
 
+    @app.exception_handler(Exception)
+    async def _unexpected_error(request: Request, error: Exception) -> Response:
+        # Starlette raises it again for the log; the caller gets no inside of ours.
+        return _problem_response(
+            500, plain_problem(500, "internal", "Internal error", "The controller failed; its log says why."), {}
+        )
+
     @app.middleware("http")
     async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         refusal = _refusal(request, keys)

@@ -24,7 +24,8 @@ _BY_STATUS: dict[int, type[TidegateError]] = {
     401: RefusedError,
     403: RefusedError,
     404: NotFoundError,
-    409: ConflictError,
+    502: RetryableError,
+    504: RetryableError,
     503: OverloadedError,
 }
 
@@ -114,6 +115,8 @@ def _error(response: httpx.Response) -> TidegateError:
     try:
         document = response.json()
     except ValueError:
+        document = None
+    if not isinstance(document, dict):
         document = {}
     detail = str(document.get("detail") or f"The controller answered {response.status_code}.")
     if response.status_code == 422:
@@ -123,4 +126,6 @@ def _error(response: httpx.Response) -> TidegateError:
             found=document.get("found", ""),
             accepted=document.get("accepted", ""),
         )
+    if response.status_code == 409:
+        return ConflictError(detail, current_version=document.get("current_version"))
     return _BY_STATUS.get(response.status_code, PermanentError)(detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from contextlib import AsyncExitStack
 from importlib import metadata
 
 from agents.messages import Leave, Report, Route, ShapeLink
@@ -63,7 +64,7 @@ from sla.errors import ConflictError, InfeasibleError, InvalidInputError, NotFou
 
 log = logging.getLogger(__name__)
 
-_MODEL_NAME = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+_MODEL_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 class Controller:
@@ -83,16 +84,30 @@ class Controller:
         self.rollout = Rollout(self.fleet, self.registry, self.gateway, settings.loop)
         self._embedded: EmbeddedStore | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._opened = AsyncExitStack()
+        """Closes what was opened, newest first, also when the start stops half-way."""
         self._started = False
 
     # --- life
 
     async def start(self) -> None:
-        """Open the store, restore what was acknowledged, open the agents' door, start the loop and the cloud."""
+        """Open the store, restore what was acknowledged, open the agents' door, start the loop and the cloud.
+
+        Raises TidegateError; then nothing is left open.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+
+    async def _start(self) -> None:
         store = await self._open_store()
+        self._opened.push_async_callback(store.close)
         self.state = State(store)
         self.leadership = Leadership(self.state, self.settings.directory)
         await self.leadership.take()
+        self._opened.push_async_callback(self.leadership.give_up)
         self.desired = Desired(self.state)
         await self.desired.load()
         self.fleet.restore(await self.state.agents())
@@ -104,12 +119,16 @@ class Controller:
             state=self.state, advisor=self.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
             on_route=self._on_route,
         )  # fmt: skip
+        self._opened.push_async_callback(self.loop.close)
         self.door = AgentDoor(
             state=self.state, ca=self.ca, blobs=self.registry, fleet=self.fleet, telemetry=self.telemetry, clock=self.clock,
             events=self.events, on_hello=self.loop.said_hello, on_report=self._on_report,
         )  # fmt: skip
         await self.door.open(self.settings.door.host, self.settings.door.agent_port)
+        self._opened.push_async_callback(self.door.close)
         await self.gateway.start()
+        self._opened.push_async_callback(self.gateway.stop)
+        self._opened.push_async_callback(self.cloud.stop)
         self._tasks = [
             asyncio.create_task(self.loop.run(), name="loop"),
             asyncio.create_task(self._save_windows(), name="save-windows"),
@@ -124,14 +143,10 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.slis.save()
-        await self.door.close()
-        await self.gateway.stop()
-        await self.cloud.stop()
-        await self.leadership.give_up()
-        await self.state.store.close()
-        if self._embedded is not None:
-            await self._embedded.stop()
+        try:
+            await self.slis.save()
+        finally:
+            await self._opened.aclose()
 
     async def ready(self) -> bool:
         """The store answers and the agents' door is open."""
@@ -141,6 +156,7 @@ class Controller:
         if self.settings.store_url is not None:
             return await open_store(self.settings.store_url)
         self._embedded = EmbeddedStore(self.settings.directory / "store")
+        self._opened.push_async_callback(self._embedded.stop)
         await self._embedded.start()
         return await self._embedded.open()
 
@@ -338,7 +354,7 @@ class Controller:
 
     async def add_model(self, name: str, data: bytes) -> ModelOut:
         """Register an ONNX file and serve it as a service of the same name. Raises ModelError; stores nothing then."""
-        if not _MODEL_NAME.match(name):
+        if not _MODEL_NAME.fullmatch(name):
             raise InvalidInputError(
                 f"{name!r} is not a model name; accepted are lower-case letters, digits, dots and dashes.",
                 found=name,

@@ -116,6 +116,12 @@ class ControlLoop:
                 log.exception("the loop stumbled")
                 self._events.add("loop-fault", f"The loop stumbled: {error}")
 
+    async def close(self) -> None:
+        """Stop what is under way; each step may be stopped anywhere."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def look(self) -> None:
         """One round: update the fleet, then start a step for every service that has none under way."""
         if lost := self._fleet.look():

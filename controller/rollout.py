@@ -22,7 +22,7 @@ from controller.settings import LoopSettings
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.plan import Plan, Span
 from policies.service import ServiceSpec
-from sla.errors import AgentLostError, TidegateError
+from sla.errors import AgentLostError, RetryableError, TidegateError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ GOLDEN_TOLERANCE = 1e-3
 """Largest relative difference from the whole model's outputs that a loaded shard may show (other CPUs, other kernels)."""
 
 
-class RolloutError(TidegateError):
+class RolloutError(RetryableError):
     """The plan could not be made to run; what ran before still runs."""
 
     slug = "rollout-failed"

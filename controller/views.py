@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 SlaState = Literal["unbound", "infeasible", "starting", "no-traffic", "met", "violated"]
 
@@ -208,9 +208,9 @@ class LinkShapeIn(BaseModel):
 
     src: str
     dst: str | None = None
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    bandwidth_mbps: float | None = None
+    delay_ms: float = Field(default=0.0, ge=0, le=60_000)
+    jitter_ms: float = Field(default=0.0, ge=0, le=60_000)
+    bandwidth_mbps: float | None = Field(default=None, gt=0, le=1e6)
 
 
 class StatusOut(BaseModel):
