@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-
-from openai import AsyncOpenAI, OpenAIError
-from policies.decide import Memory
-from policies.llm import Malformed, Question, ask, parse, repair, to_proposal
+from typing import TYPE_CHECKING
 
 from controller.clock import Clock
 from controller.events import EventLog
 from controller.settings import LlmSettings
+from policies.decide import Keep, Memory
 from policies.decision import Proposal
 from policies.ids import ServiceId
+from policies.llm import Malformed, Message, Question, ask, parse, repair, to_suggestion
 from policies.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ BREAK_S = 120.0
 @dataclass(slots=True)
 class _Pending:
     task: asyncio.Task[None] | None = None
-    proposal: Proposal | None = None
+    suggestion: Proposal | Keep | None = None
+    epoch: int = 0
     asked_ms: float = float("-inf")
 
 
@@ -56,13 +59,13 @@ class LlmAdvisor:
             return "solver (the LLM endpoint failed several times; it is asked again later)"
         return f"llm {self._settings.model}, behind the solver and the gate"
 
-    def take(self, service: ServiceId) -> Proposal | None:
-        """The suggestion that came in since the last look, if any."""
+    def take(self, service: ServiceId, epoch: int) -> Proposal | Keep | None:
+        """The suggestion that came in since the last look, if any; one about an older plan than `epoch` is dropped."""
         pending = self._pending.get(service)
         if pending is None:
             return None
-        proposal, pending.proposal = pending.proposal, None
-        return proposal
+        suggestion, pending.suggestion = pending.suggestion, None
+        return suggestion if pending.epoch == epoch else None
 
     def consider(self, service: ServiceId, snapshot: Snapshot, memory: Memory) -> None:
         """Ask the model about a quiet service, if one is configured and it is time."""
@@ -79,10 +82,13 @@ class LlmAdvisor:
         question = await asyncio.to_thread(ask, snapshot, service, seed=self.asked)
         if question is None:
             return
+        from openai import OpenAIError
+
         self.asked += 1
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                pending.proposal = await self._answer(question)
+                pending.suggestion = await self._answer(question)
+            pending.epoch = question.epoch
             self._failures = 0
             self.answered += 1
         except (OpenAIError, TimeoutError, Malformed) as error:
@@ -95,15 +101,17 @@ class LlmAdvisor:
                 service=service,
             )
 
-    async def _answer(self, question: Question) -> Proposal | None:
-        """The model's proposal, after at most one repair round; None when it wants to keep what runs. Raises Malformed."""
+    async def _answer(self, question: Question) -> Proposal | Keep:
+        """The model's choice, after at most one repair round. Raises Malformed."""
         reply = await self._complete(question.messages)
         try:
-            return to_proposal(question, parse(reply, question))
+            return to_suggestion(question, parse(reply, question))
         except Malformed as error:
-            return to_proposal(question, parse(await self._complete(repair(question, reply, error)), question))
+            return to_suggestion(question, parse(await self._complete(repair(question, reply, error)), question))
 
-    async def _complete(self, messages: list[dict[str, str]]) -> str:
+    async def _complete(self, messages: list[Message]) -> str:
+        from openai import AsyncOpenAI  # only when an endpoint is configured: it takes a second and 60 MB
+
         if self._client is None:
             self._client = AsyncOpenAI(
                 base_url=self._settings.base_url,

@@ -174,7 +174,8 @@ class ControlLoop:
         snapshot, book = self.snapshot(), self._desired.book(service)
         if service not in snapshot.services:
             return
-        suggestion = self._advisor.take(service)
+        running = snapshot.services[service].running
+        suggestion = self._advisor.take(service, running.epoch if running else 0)
         decision, memory = await asyncio.to_thread(
             decide, snapshot, service, state.memory, trigger=trigger, suggestion=suggestion
         )

@@ -1,0 +1,31 @@
+"""The whole stack as real processes, started once for all tests of this folder."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.local.demo import wait_for_plan
+from controller.local.stack import LocalStack, StackSettings
+from controller.local.up import example_sla
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def stack(zoo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    """Controller, four emulated devices and a cloud agent on a local Ray, serving the document reader under its contract."""
+    directory = tmp_path_factory.mktemp("stack")
+    settings = StackSettings(directory=directory, cache=zoo_cache, api_port=free_port(), agent_port=free_port())
+    with LocalStack(settings, lambda line: print(line)) as running:
+        running.start()
+        running.api.post("/v1/slas", body=example_sla())
+        wait_for_plan(running, after_epoch=0)
+        yield running
