@@ -8,8 +8,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,14 +84,14 @@ class Agent:
         """
         try:
             async with self._cleanup:
-                await self._start()
+                await self._start_or_stop()
                 await self._stopping.wait()
         finally:
             self._stopped.set()
             log.info("agent %s ended", self.agent_id or "(never enrolled)")
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Take nothing new, finish what runs (for at most `grace_s`), end. Returns when `run` has."""
+        """Take nothing new, finish what runs (for at most `grace_s`), end. Returns when `run` has, which must have been called."""
         if not self._draining:
             self._draining = True
             await self._drain(self._settings.drain_grace_s if grace_s is None else grace_s)
@@ -120,6 +121,19 @@ class Agent:
         return await self._driver.infer(service_id, tensors, deadline_ms, request_id=request_id)
 
     # Starting
+
+    async def _start_or_stop(self) -> None:
+        """Start, unless it is stopped before that is done. Raises what starting raises."""
+        starting = asyncio.create_task(self._start())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
 
     async def _start(self) -> None:
         settings = self._settings
@@ -151,7 +165,7 @@ class Agent:
                 log.info("enrolled as %s", identity.agent_id)
             except RetryableError as error:
                 log.info("enrollment waits: %s", error)
-                await self._sleep_or_stop(_ENROLL_RETRY_S)
+                await asyncio.sleep(_ENROLL_RETRY_S)
         if join.ca_fingerprint not in (None, identity.ca_fingerprint):
             raise SettingsError(
                 f"{self._settings.directory} holds the identity of another cluster; choose another --dir to join this one."
@@ -275,7 +289,7 @@ class Agent:
                 log.info("link to %s is shaped: %s", message.peer or "all", message)
             case Leave(grace_s=grace_s):
                 log.info("the controller asks this agent to leave")
-                self._leaving = asyncio.create_task(self.stop(min(max(grace_s, 0.0), 3600.0)))
+                self._leaving = asyncio.create_task(self._leave(min(max(grace_s, 0.0), 3600.0)))
             case _:
                 raise InvalidInputError(f"An agent does not take {type(message).__name__} from its controller.")
         return Done(), {}
@@ -318,6 +332,10 @@ class Agent:
 
     # Ending
 
+    async def _leave(self, grace_s: float) -> None:
+        await asyncio.sleep(0.05)  # the answer to the order goes first
+        await self.stop(grace_s)
+
     async def _drain(self, grace_s: float) -> None:
         if not self.ready.is_set():
             return
@@ -329,8 +347,8 @@ class Agent:
                 while self._driver.in_flight or self._chain.in_flight:  # noqa: ASYNC110 (two counters, once in a life)
                     await asyncio.sleep(0.02)
 
-    def _spawn(self, work: object, name: str) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work, name=name)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
 
@@ -344,12 +362,6 @@ class Agent:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _sleep_or_stop(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-                raise RetryableError("The agent was stopped before it was enrolled.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

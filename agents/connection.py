@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -227,10 +227,7 @@ class Connection:
         else:
             self.dropped_one_way += 1
 
-    def _spawn(self, work: Awaitable[None], held_bytes: int) -> None:
-        async def run() -> None:
-            await work
-
+    def _spawn(self, work: Coroutine[Any, Any, None], held_bytes: int) -> None:
         def finished(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             self._held_bytes -= held_bytes
@@ -239,7 +236,7 @@ class Connection:
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.error("Answering %s failed.", self.peer_name, exc_info=error)
 
-        task = asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(finished)
         # Only a peer that asks and never reads its refusals comes this far.

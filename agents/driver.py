@@ -145,7 +145,7 @@ class Driver:
             raise DeadlineExceededError(f"The request had no answer within its {deadline_ms:.0f} ms.") from None
         except (InvalidInputError, NotFoundError):
             raise  # the caller's fault spends nobody's error budget
-        except (TidegateError, OSError):
+        except Exception:
             self._ended(request, began_s, ok=False)
             raise
         finally:

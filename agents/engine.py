@@ -25,6 +25,8 @@ Holder = tuple[ServiceId, int]
 OpenBackend = Callable[[Path, ShardFile], InferenceBackend]
 LOADED_SIZE_FACTOR = 1.5
 """Memory of a loaded shard over its file's size, when the controller sent no measured figure."""
+PROOF_DEADLINE_S = 20.0
+"""A warm-up takes its turn among requests as if it had this deadline: it neither overtakes them all nor starves behind them."""
 GOLDEN_INPUT, GOLDEN_OUTPUT = "in:", "out:"
 
 
@@ -230,7 +232,7 @@ class Engine:
             raise ModelError(f"The golden sample of {file.model} does not hold the inputs of its shard.")
         # In the queue, so that a warm-up never runs beside a request on the same accelerator.
         found = await self._queue.submit(
-            lambda: _timed_run(backend, feed, list(expected)), deadline_s=self._clock() + 120.0, modality="text"
+            lambda: _timed_run(backend, feed, list(expected)), deadline_s=self._clock() + PROOF_DEADLINE_S
         )
         error = max(golden_error(found.outputs[name], value) for name, value in expected.items())
         if not error <= self._golden_tolerance:

@@ -77,6 +77,8 @@ class IngressSettings:
     """Bounds of what a client may ask."""
 
     max_body_bytes: int = 32 << 20
+    max_held_bytes: int = 256 << 20
+    """Bodies of all requests that are being worked on."""
     default_timeout_ms: float = 30_000.0
     """The deadline of a request that names none."""
     max_timeout_ms: float = 600_000.0
@@ -99,6 +101,7 @@ class _Ingress:
     def __init__(self, service: InferenceService, settings: IngressSettings) -> None:
         self._service = service
         self._settings = settings
+        self._held_bytes = 0
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -163,6 +166,19 @@ class _Ingress:
         headers = {key.lower(): value for key, value in scope["headers"]}
         if headers.get(b"content-encoding", b"identity") != b"identity":
             return _error(415, "Compressed bodies are not accepted; send the request uncompressed.")
+        claimed = _announced(scope)
+        held = self._settings.max_body_bytes if claimed is None else min(claimed, self._settings.max_body_bytes)
+        if self._held_bytes + held > self._settings.max_held_bytes:
+            raise OverloadedError("This ingress works on as much request data as it can hold already.")
+        self._held_bytes += held
+        try:
+            return await self._infer_held(spec, scope, receive, headers)
+        finally:
+            self._held_bytes -= held
+
+    async def _infer_held(
+        self, spec: ServiceSpec, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes]
+    ) -> _Response:
         body = await _read_body(receive, scope, self._settings.max_body_bytes)
         request = decode_request(spec, body, _header_length(headers))
         deadline_ms = min(request.timeout_ms or self._settings.default_timeout_ms, self._settings.max_timeout_ms)
@@ -228,8 +244,7 @@ class _TooLargeError(Exception):
 
 async def _read_body(receive: Receive, scope: Scope, limit: int) -> bytes:
     too_large = _TooLargeError(f"The body is larger than the {limit} bytes that are accepted.")
-    announced = next((value for key, value in scope["headers"] if key.lower() == b"content-length"), b"0")
-    if announced.isdigit() and int(announced) > limit:
+    if (_announced(scope) or 0) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0
@@ -244,6 +259,12 @@ async def _read_body(receive: Receive, scope: Scope, limit: int) -> bytes:
         chunks.append(chunk)
         if not event.get("more_body", False):
             return b"".join(chunks)
+
+
+def _announced(scope: Scope) -> int | None:
+    """The Content-Length; None if there is none (a chunked body)."""
+    value = next((value for key, value in scope["headers"] if key.lower() == b"content-length"), b"")
+    return int(value) if value.isdigit() and len(value) < 19 else None
 
 
 def _path(scope: Scope) -> str:

@@ -32,7 +32,7 @@ class PeerSettings:
     """How peers are dialled and probed."""
 
     probe_every_s: float = 0.5
-    bandwidth_probe_every_s: float = 10.0
+    bandwidth_probe_every_s: float = 5.0
     bandwidth_probe_bytes: int = 128 << 10
     dial_timeout_s: float = 2.0
     silence_s: float = 3.0
@@ -60,7 +60,7 @@ class LinkMeter:
         transfer_s = max(ms - floor_ms, 0.01) / 1000
         sample = min(n_bytes / transfer_s, 12.5e9)
         old = self.bandwidth_bytes_per_s
-        self.bandwidth_bytes_per_s = sample if old == 0.0 else old + 0.5 * (sample - old)
+        self.bandwidth_bytes_per_s = sample if old == 0.0 else old + 0.7 * (sample - old)
 
     @property
     def jitter_ms(self) -> float:

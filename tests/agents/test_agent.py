@@ -246,6 +246,18 @@ async def test_leave_ends_the_agent(lab, until):
     await asyncio.wait_for(task, 10)
 
 
+async def test_an_agent_that_waits_for_its_controller_can_be_stopped(lab):
+    join = JoinSettings(host="127.0.0.1", port=1, token="good", ca_fingerprint=lab.door.ca.fingerprint)
+    agent = Agent(
+        AgentSettings(join=join, device=DeviceSettings(platform=platform("x86")), directory=lab.directory / "early")
+    )
+    task = asyncio.create_task(agent.run())
+    await asyncio.sleep(0.05)
+    await agent.stop()
+    await task
+    assert agent.agent_id == ""
+
+
 async def test_a_token_that_is_used_up_is_said_in_one_sentence(lab):
     join = JoinSettings(host="127.0.0.1", port=lab.door.port, token="bad", ca_fingerprint=lab.door.ca.fingerprint)
     settings = AgentSettings(

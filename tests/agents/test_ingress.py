@@ -165,6 +165,17 @@ async def test_bodies_are_bounded_announced_or_not(client):
     assert torn.status_code == 400
 
 
+async def test_more_request_data_than_it_can_hold_is_shed(echo):
+    server = IngressServer(create_app(echo, IngressSettings(max_held_bytes=200)), "127.0.0.1", 0)
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        for _ in range(3):
+            large = ASK | {"id": "x" * 200}
+            assert (await client.post("/v2/models/echo/infer", json=large)).status_code == 503
+            assert (await client.post("/v2/models/echo/infer", json=ASK)).status_code == 200
+    await server.close()
+
+
 async def test_a_mounted_app_finds_its_paths(echo):
     app = create_app(echo)
     for prefix, root in (("", ""), ("/gateway", "/gateway"), ("", "/v2")):

@@ -89,7 +89,11 @@ def test_the_facts_of_an_emulated_device_are_those_of_its_platform():
         peer_port=1,
         ingress_port=2,
     )
-    assert (facts.evidence, facts.slowdown, facts.memory_budget_bytes) == ("emulated", imx93.emulated_slowdown, imx93.emulated_budget_bytes)
+    assert (facts.evidence, facts.slowdown, facts.memory_budget_bytes) == (
+        "emulated",
+        imx93.emulated_slowdown,
+        imx93.emulated_budget_bytes,
+    )
     assert (facts.hostname, facts.zone, facts.providers) == ("imx93", "hall-1", ("emulated",))
     assert len(facts.fingerprint) == 64
 
