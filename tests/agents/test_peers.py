@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import numpy as np
 import pytest
 
-from agents.messages import Address, Done, Probe, ShapeLink
-from agents.peers import LinkMeter
+from agents.identity import Identity
+from agents.messages import Address, Done, GetCa, Probe, ShapeLink
+from agents.peers import LinkMeter, PeerPool, PeerSettings
+from agents.wire import serve
 from sla.errors import AgentLostError, InvalidInputError, RefusedError
 
 
@@ -70,8 +75,6 @@ async def test_shaping_holds_in_both_directions_of_a_connection(fleet):
     one, two = await fleet.start("one", emulated=True), await fleet.start("two")
 
     async def round_trip_ms(device, peer) -> float:
-        import time
-
         began_s = time.perf_counter()
         await device.peers.call(peer.id, peer.address, Probe(), {}, timeout_s=10)
         return (time.perf_counter() - began_s) * 1000
@@ -94,3 +97,33 @@ async def test_what_shaping_does_not_take(fleet):
             one.peers.shape(bad)
     with pytest.raises(InvalidInputError, match="at least 1000"):
         one.peers.shape(ShapeLink(peer=None, bandwidth_bytes_per_s=0.0))
+
+
+async def test_a_peer_that_hangs_is_broken_until_it_answers_again(ca, tmp_path, until):
+    identity = Identity(tmp_path / "two")
+    identity.save_certificate(ca.sign_agent(identity.csr_pem(), "two", now_s=time.time()), ca.ca_pem)
+    awake, chains = asyncio.Event(), asyncio.Event()
+    awake.set()
+
+    async def hang(connection, message, tensors):
+        if not isinstance(message, Probe):
+            chains.set()
+            await asyncio.Event().wait()
+        await awake.wait()
+        return Done(), {}
+
+    context = identity.client_context()
+    async with await serve(hang, "127.0.0.1", 0, identity.server_context()) as server:
+        peers = PeerPool("one", lambda: context, settings=PeerSettings(probe_every_s=0.02, silence_s=0.2))
+        address = Address("127.0.0.1", server.port)
+        peers.watch({"two": address})
+        await until(lambda: bool(peers.reports()))
+        waiting = asyncio.create_task(peers.call("two", address, GetCa(), {}, timeout_s=60))
+        await chains.wait()
+        awake.clear()
+        with pytest.raises(AgentLostError):  # told when the probes say so, long before its own time is over
+            await waiting
+        assert peers.is_broken("two")
+        awake.set()
+        await until(lambda: not peers.is_broken("two"))
+        await peers.close()
