@@ -185,8 +185,14 @@ def sign_in_form(try_key: Callable[[str], Awaitable[str | None]]) -> None:
     """A form that asks for an API key; `try_key` answers why it was not taken, or None after it was."""
     with box("div", "tg-card tg-sign-in"):
         LiveHtml("h2", text="Sign in")
-        LiveHtml("p", "tg-muted", text="This Tidegate asks for an API key. It stays on the controller, for this session.")
-        entry = ui.input("API key", password=True).props("outlined autofocus autocomplete=current-password").classes("tg-key-entry")
+        LiveHtml(
+            "p", "tg-muted", text="This Tidegate asks for an API key. It stays on the controller, for this session."
+        )
+        entry = (
+            ui.input("API key", password=True)
+            .props("outlined autofocus autocomplete=current-password")
+            .classes("tg-key-entry")
+        )
         problem = LiveHtml("div")
 
         async def submit() -> None:

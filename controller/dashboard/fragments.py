@@ -121,10 +121,10 @@ def _figures(sla: SlaOut) -> str:
     promised = _contract_number(sla, "availability_sla")
     availability = "–" if sla.availability is None else f"{sla.availability:.2%}"
     if promised is not None:
-        availability += f' <span class="tg-muted">of {promised:.2%}</span>'
-    rate = f"{sla.offered_rps:.1f}"
+        availability += f' <span class="tg-muted">target {100 * promised:.6g}%</span>'
+    rate = f"{sla.offered_rps:.1f} rps"
     if (carried := _contract_number(sla, "throughput_rps")) is not None:
-        rate += f' <span class="tg-muted">of {carried:,.4g} rps</span>'
+        rate += f' <span class="tg-muted">of {carried:,.4g}</span>'
     budget = "–" if sla.budget_left is None else f"{max(sla.budget_left, -9.99):.0%}"
     budget_tone = "tg-text-bad" if sla.budget_left is not None and sla.budget_left <= 0 else ""
     requests = f"{sla.requests:,}"
@@ -168,7 +168,9 @@ def decision_list(decisions: Sequence[DecisionOut]) -> str:
 
 def _decision(decision: DecisionOut) -> str:
     what = f"plan {decision.epoch}" if decision.epoch is not None else "held"
-    reasons = "".join(f'<li title="{escape(reason.code)}">{escape(reason.text)}</li>' for reason in decision.reasons[:8])
+    reasons = "".join(
+        f'<li title="{escape(reason.code)}">{escape(reason.text)}</li>' for reason in decision.reasons[:8]
+    )
     rationale = f'<p class="tg-rationale">{escape(decision.rationale[:600])}</p>' if decision.rationale else ""
     risk = "" if decision.risk is None else f'<span class="tg-muted">risk {decision.risk:.2f}</span>'
     return (

@@ -85,7 +85,11 @@ def library_app(*, secure_cookie: bool) -> FastAPI:
         show_welcome_message=False,
         binding_refresh_interval=None,
         storage_secret=secrets.token_urlsafe(32),
-        session_middleware_kwargs={"session_cookie": "tidegate_session", "same_site": "strict", "https_only": secure_cookie},
+        session_middleware_kwargs={
+            "session_cookie": "tidegate_session",
+            "same_site": "strict",
+            "https_only": secure_cookie,
+        },
     )
     return outer
 

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise, product
 
 from controller.views import AgentOut, ShardOut
 
-BOX_WIDTH = 146
+BOX_WIDTH = 156
 BOX_GAP = 34
 STAGE_GAP = 46
 LANE_GAP = 10
@@ -163,7 +163,7 @@ def _boxes(lanes: list[list[ShardOut]], left: float, top: float, width: float) -
 
 
 def _header(column: _Column) -> list[str]:
-    letters = int(column.width / 7.4)
+    letters = int(column.width / 8.5)
     return [
         _text(column.x, 16, short_name(column.stage, letters), size=13, weight=600),
         _text(column.x, 33, short_name(column.model, letters), colour=_MUTED),
@@ -178,7 +178,7 @@ def _shard(box: _Box, colours: dict[str, str]) -> str:
         f'<g class="tg-shard" data-agent="{escape(shard.agent)}"><title>{escape(about)}</title>'
         f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="7" '
         f'fill="{colour}" fill-opacity="0.15" stroke="{colour}" stroke-width="1.5"/>'
-        + _text(x, y - 13, short_name(shard.agent, int((box.width - 16) / 8)), size=13, weight=600)
+        + _text(x, y - 13, short_name(shard.agent, int((box.width - 20) / 9)), size=13, weight=600)
         + _text(x, y + 5, _blocks(shard))
         + _text(x, y + 21, _items(shard), colour=_MUTED)
         + "</g>"

@@ -33,9 +33,13 @@ class ServiceSection:
                 self._head = LiveHtml("div", "tg-title")
                 with box("div", "tg-row"):
                     button("Edit", self._edit, "tg-quiet")
-                    self._pin = button("Pin plan", self._pin_plan, "tg-quiet", hint="only the loss of a device moves a pinned plan")
+                    self._pin = button(
+                        "Pin plan", self._pin_plan, "tg-quiet", hint="only the loss of a device moves a pinned plan"
+                    )
                     self._unpin = button("Unpin", self._unpin_plan, "tg-quiet")
-                    self._rollback = button("Roll back", self._roll_back, "tg-quiet", hint="to the last plan that ran well")
+                    self._rollback = button(
+                        "Roll back", self._roll_back, "tg-quiet", hint="to the last plan that ran well"
+                    )
             self._body = LiveHtml("div")
             self._plan = LiveHtml("div", "tg-plan-head")
             self._picture = LiveHtml("div", "tg-scroll")
@@ -61,7 +65,9 @@ class ServiceSection:
 
     async def _pin_plan(self) -> None:
         name = self._sla.service_id
-        if await confirm(f"Pin the plan of {name}?", "It stays as it is, until it is unpinned or a device is lost.", "Pin"):
+        if await confirm(
+            f"Pin the plan of {name}?", "It stays as it is, until it is unpinned or a device is lost.", "Pin"
+        ):
             await perform(lambda: self._api.post(f"/v1/plans/{name}:pin"), "The plan is pinned.")
 
     async def _unpin_plan(self) -> None:
@@ -148,7 +154,9 @@ class Agents:
             button("Add agent", lambda: TokenDialog(api).open(), "tg-primary")
         self._card = box("div", "tg-card tg-scroll")
         with self._card, box("table", "tg-agents"):
-            LiveHtml("thead", text="<tr>" + "".join(f"<th>{name}</th>" for name in agent_cells.COLUMNS) + "<th></th></tr>")
+            LiveHtml(
+                "thead", text="<tr>" + "".join(f"<th>{name}</th>" for name in agent_cells.COLUMNS) + "<th></th></tr>"
+            )
             self._body: Any = box("tbody")
         self._more = LiveHtml("p", "tg-muted")
         self._empty = LiveHtml(

@@ -190,7 +190,9 @@ class CannedController:
 
     async def preview(self, document: bytes) -> Admission:
         parse_contract(document)
-        return Admission(verdict="admissible", text="admissible: predicted p99 2600 ms on 4 agents", shards=_shards("calm"))
+        return Admission(
+            verdict="admissible", text="admissible: predicted p99 2600 ms on 4 agents", shards=_shards("calm")
+        )
 
     async def pin(self, service_id: str, pinned: bool) -> None:
         if service_id != "document-reader":
@@ -213,7 +215,9 @@ def main() -> None:
     app = create_api(CannedController(Path(sys.argv[1])), keys_with_admin(key) if key else None)  # type: ignore[arg-type]
     mount_dashboard(app, api_url=f"http://127.0.0.1:{port}", key=key, ca_pem="")
     print(json.dumps({"port": port}), flush=True)
-    asyncio.run(uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)).serve(sockets=[listener]))
+    asyncio.run(
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)).serve(sockets=[listener])
+    )
 
 
 if __name__ == "__main__":
