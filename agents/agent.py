@@ -197,6 +197,7 @@ class Agent:
         self._probe = DeviceProbe(
             emulated=device.emulate,
             busy_share=self._queue.busy_share,
+            threads=device.threads,
             free_budget_bytes=lambda: self._engine.free_bytes,
         )
         join = settings.join
@@ -324,7 +325,7 @@ class Agent:
         has_changed = cached != self._reported_cache
         self._reported_cache = cached
         return Report(
-            sequence=sequence, cpu_saturation=readings.cpu_saturation, memory_free_bytes=readings.memory_free_bytes,
+            sequence=sequence, cpu_saturation=readings.cpu_saturation, foreign_saturation=readings.foreign_saturation, memory_free_bytes=readings.memory_free_bytes,
             queue_depth=self._engine.queue_depth, loaded_bytes=self._engine.loaded_bytes, npu_load=readings.npu_load,
             temperature_c=readings.temperature_c, peers=self._peers.reports(), services=services,
             cached=cached if has_changed else None, faults=faults,

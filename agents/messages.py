@@ -169,9 +169,12 @@ class Report(Message, frozen=True, kw_only=True, tag="report"):
 
     sequence: int
     cpu_saturation: float
+    """Busy share of the device, our own shards included."""
     memory_free_bytes: int
     queue_depth: int
     loaded_bytes: int
+    foreign_saturation: float = 0.0
+    """Share of the time in which work that is not ours keeps our shards from running, [0, 1]."""
     npu_load: tuple[float, ...] = ()
     """Per core, [0, 1]; empty where there is none."""
     temperature_c: float | None = None

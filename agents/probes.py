@@ -20,7 +20,9 @@ class Readings:
     """One look at the device."""
 
     cpu_saturation: float
-    """[0, 1]."""
+    """Busy share of the device, our own shards included, [0, 1]."""
+    foreign_saturation: float
+    """See `foreign_saturation`; smoothed over some seconds."""
     npu_load: tuple[float, ...]
     """Per core, [0, 1]; empty where there is none, or where the reading made no sense."""
     temperature_c: float | None
@@ -35,12 +37,15 @@ class DeviceProbe:
         *,
         emulated: bool,
         busy_share: Callable[[], float],
+        threads: int = 1,
         free_budget_bytes: Callable[[], int],
         npu_load_file: Path = RKNPU_LOAD,
         thermal_zones: Path = THERMAL_ZONES,
     ) -> None:
         self._emulated = emulated
         self._busy_share = busy_share
+        self._threads = threads
+        self._foreign = 0.0
         self._free_budget_bytes = free_budget_bytes
         self._npu_load_file = npu_load_file
         self._thermal_zones = thermal_zones
@@ -52,9 +57,14 @@ class DeviceProbe:
     def read(self) -> Readings:
         """Never raises: what cannot be read is left out."""
         if self._emulated:
-            return Readings(self._busy_share(), (), None, self._free_budget_bytes())
+            # The host's other work is not the device's, and the device does nothing but our shards.
+            return Readings(self._busy_share(), 0.0, (), None, self._free_budget_bytes())
+        total = min(1.0, max(0.0, psutil.cpu_percent() / 100))
+        now = foreign_saturation(total, self._busy_share(), threads=self._threads, cores=psutil.cpu_count() or 1)
+        self._foreign += 0.1 * (now - self._foreign)
         return Readings(
-            cpu_saturation=min(1.0, max(0.0, psutil.cpu_percent() / 100)),
+            cpu_saturation=total,
+            foreign_saturation=self._foreign,
             npu_load=self._npu_load(),
             temperature_c=self._temperature_c(),
             memory_free_bytes=min(self._free_budget_bytes(), int(psutil.virtual_memory().available)),
@@ -79,6 +89,16 @@ class DeviceProbe:
                     self.bad_readings += 1
                 return celsius
         return None
+
+
+def foreign_saturation(total: float, own_busy: float, *, threads: int, cores: int) -> float:
+    """Share of the cores that our shards need which others take, [0, 1].
+
+    `total` is the busy share of all cores, `own_busy` the share of the time our `threads` run. Cores that we do not need may be busy
+    without any harm: our own load and an idle core's worth of others do not make a device look full.
+    """
+    others = max(0.0, total * cores - own_busy * threads)
+    return min(1.0, max(0.0, (others - max(0, cores - threads)) / threads))
 
 
 def parse_npu_load(text: str) -> tuple[float, ...] | None:

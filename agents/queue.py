@@ -31,6 +31,8 @@ class Ticket(Generic[T]):
     expected_s: float
     """How long it should run; 0 if unknown."""
     arrived_s: float
+    first: bool = False
+    """Goes before everything else."""
 
 
 @dataclass(slots=True)
@@ -75,11 +77,11 @@ class WaitingLine(Generic[T]):
         return chosen, hopeless
 
 
-def _rank(ticket: Ticket[Any], now_s: float) -> tuple[bool, float, float]:
+def _rank(ticket: Ticket[Any], now_s: float) -> tuple[bool, bool, float, float]:
     slack_s = ticket.deadline_s - now_s - ticket.expected_s
     weight = MODALITY_WEIGHT[ticket.modality]
     weighted = slack_s / weight if slack_s > 0 else slack_s * weight
-    return ticket.modality != "speech", weighted, ticket.arrived_s
+    return not ticket.first, ticket.modality != "speech", weighted, ticket.arrived_s
 
 
 @dataclass(slots=True)
@@ -166,9 +168,16 @@ class AcceleratorQueue:
         return len(self._line.tickets) + (self._running is not None)
 
     async def submit(
-        self, run: Callable[[], T], *, deadline_s: float, modality: Modality = "vision", expected_s: float = 0.0
+        self,
+        run: Callable[[], T],
+        *,
+        deadline_s: float,
+        modality: Modality = "vision",
+        expected_s: float = 0.0,
+        first: bool = False,
     ) -> T:
         """The value of `run()`, called in the accelerator's thread; `deadline_s` is on the queue's clock.
+        `first` lets it go before everything that waits.
 
         Raises OverloadedError if it was never started. Work that was started is not interrupted.
         """
@@ -176,7 +185,7 @@ class AcceleratorQueue:
             raise OverloadedError("The agent is closing.")
         now_s = self._clock()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(_Work(run, done), modality, deadline_s, expected_s, now_s)
+        ticket = Ticket(_Work(run, done), modality, deadline_s, expected_s, now_s, first)
         self._line.push(ticket, busy_for_s=self._busy_for_s(now_s))
         self._next()
         try:

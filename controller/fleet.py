@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -150,7 +151,7 @@ class FleetRegistry:
         table = self._telemetry.agents
         heard = agent in table
         age_ms = now_ms - table.get(agent, "seen_ms") if heard else STALE_MS
-        cpu = table.get(agent, "cpu") if heard else 0.0
+        foreign = table.get(agent, "foreign") if heard else 0.0
         # A Beta(99, 1) prior keeps a newcomer from looking either perfect or hopeless; one unit is ten minutes.
         unit_ms = 600_000.0
         availability = (99 * unit_ms + member.up_ms) / (100 * unit_ms + member.known_ms)
@@ -166,7 +167,7 @@ class FleetRegistry:
             ingress_port=facts.ingress_port,
             slowdown=facts.slowdown,
             memory_budget_bytes=facts.memory_budget_bytes,
-            cpu_saturation=cpu if cpu == cpu else 0.0,
+            cpu_saturation=0.0 if math.isnan(foreign) else foreign,
             availability=availability,
             power_w=PLATFORMS[facts.platform].power_w if facts.platform in PLATFORMS else 10.0,
             age_ms=age_ms,

@@ -31,7 +31,7 @@ EPOCHS_KEPT = 64
 """Latency sketches per service are kept for this many of the newest epochs."""
 
 _AGENT_COLUMNS = (
-    "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "memory_free_bytes", "loaded_bytes", "queue_depth",
+    "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "foreign", "memory_free_bytes", "loaded_bytes", "queue_depth",
     "temperature_c", "closed_ms",
 )  # fmt: skip
 _LINK_COLUMNS = ("seen_ms", "rtt_ms", "jitter_ms", "bandwidth_bytes_per_s", "broken")
@@ -154,6 +154,7 @@ class Telemetry:
         self.agents.put(
             agent,
             cpu=self._bounded(report.cpu_saturation, 0.0, 1.0),
+            foreign=self._bounded(report.foreign_saturation, 0.0, 1.0),
             memory_free_bytes=self._bounded(report.memory_free_bytes, 0.0, 1e15),
             loaded_bytes=self._bounded(report.loaded_bytes, 0.0, 1e15),
             queue_depth=self._bounded(report.queue_depth, 0.0, 1e6),

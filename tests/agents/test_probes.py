@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.facts import calibrated_slowdown, device_facts, measure_gflops, safe_name
-from agents.probes import DeviceProbe, parse_millidegrees, parse_npu_load
+from agents.probes import DeviceProbe, foreign_saturation, parse_millidegrees, parse_npu_load
 from policies.platforms import platform
 
 
@@ -70,6 +70,7 @@ def test_a_board_is_read_and_a_bad_reading_is_dropped_and_counted(tmp_path):
 def test_an_emulated_device_says_nothing_of_the_host(tmp_path):
     probe = DeviceProbe(emulated=True, busy_share=lambda: 0.75, free_budget_bytes=lambda: 5)
     readings = probe.read()
+    assert (readings.cpu_saturation, readings.foreign_saturation) == (0.75, 0.0)
     assert (readings.cpu_saturation, readings.npu_load, readings.temperature_c, readings.memory_free_bytes) == (
         0.75,
         (),
@@ -108,3 +109,18 @@ def test_the_calibration_is_relative_and_bounded():
     assert calibrated_slowdown(lambda: 31.5) == pytest.approx(2.0)
     assert calibrated_slowdown(lambda: 0.0) == 50.0
     assert calibrated_slowdown(lambda: 1e9) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("total", "own", "threads", "cores", "foreign"),
+    [
+        (0.5, 1.0, 1, 2, 0.0),  # one of two cores is busy, and it is us
+        (1.0, 1.0, 1, 2, 0.0),  # others use the core that we leave
+        (1.0, 0.5, 1, 2, 0.5),  # others take half of what we need
+        (1.0, 0.0, 1, 1, 1.0),
+        (0.25, 0.0, 4, 4, 0.25),
+        (0.1, 0.9, 1, 2, 0.0),  # readings of different moments never give a negative share
+    ],
+)
+def test_only_what_keeps_our_shards_from_running_is_foreign(total, own, threads, cores, foreign):
+    assert foreign_saturation(total, own, threads=threads, cores=cores) == pytest.approx(foreign)

@@ -220,3 +220,8 @@ async def test_closing_turns_away_who_waits(clock):
     await first
     with pytest.raises(OverloadedError, match="closing"):
         await queue.submit(lambda: None, deadline_s=99)
+
+
+def test_what_must_be_first_goes_before_speech():
+    proof = Ticket("proof", "vision", 60.0, 0.0, 5.0, True)
+    assert order(ticket("speech", "speech", 1), proof) == ["proof", "speech"]

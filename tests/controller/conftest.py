@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import onnx
 import pytest
 import pytest_asyncio
 
 from agents.messages import DeviceFacts, Done, Message, Prepare, Prepared, ShardReady
+from controller.core import Controller
 from controller.embedded_store import EmbeddedStore
+from controller.settings import CloudSettings, ControllerSettings, DoorSettings
 from controller.store import Store, open_store
 from policies.ids import AgentId, BlobHash, ModelName, ServiceId, StageName
 from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
@@ -218,3 +223,61 @@ MakeSla = Callable[..., bytes]
 def make_sla() -> MakeSla:
     """An SLA document."""
     return sla_document
+
+
+class _SharedStoreController(Controller):
+    """A controller whose store is a namespace of the session's server: everything else is as in production."""
+
+    def __init__(self, settings: ControllerSettings, socket: Path, namespace: str, clock: FakeClock) -> None:
+        super().__init__(settings, clock)
+        self._socket, self._namespace = socket, namespace
+
+    async def _open_store(self) -> Store:
+        return await open_store(self._socket, self._namespace)
+
+
+MakeController = Callable[..., Controller]
+
+
+@pytest_asyncio.fixture
+async def make_controller(valkey_socket: Path, tmp_path: Path, clock: FakeClock) -> AsyncIterator[MakeController]:
+    """Controllers over one store and one directory, stopped at the end; starting them is up to the test."""
+    made: list[Controller] = []
+    namespace = f"test-{next(_numbers)}"
+
+    def make(**changed: Any) -> Controller:
+        settings = ControllerSettings(
+            directory=tmp_path / "state",
+            cache=tmp_path / "cache",
+            door=DoorSettings(agent_port=0),
+            cloud=CloudSettings(ray="none"),
+        )
+        settings.directory.mkdir(exist_ok=True)
+        controller = _SharedStoreController(dataclasses.replace(settings, **changed), valkey_socket, namespace, clock)
+        made.append(controller)
+        return controller
+
+    yield make
+    for controller in made:
+        if await controller.ready():
+            await controller.stop()
+
+
+@pytest.fixture(scope="session")
+def tiny_onnx() -> bytes:
+    """A real model: three layers, each row on its own."""
+    rng = np.random.default_rng(7)
+    weights = [
+        onnx.numpy_helper.from_array((rng.standard_normal((8, 8)) / 3).astype(np.float32), f"w{n}") for n in range(3)
+    ]
+    nodes = [
+        onnx.helper.make_node("MatMul", [f"h{n}" if n else "x", f"w{n}"], [f"h{n + 1}" if n < 2 else "y"])
+        for n in range(3)
+    ]
+    shape = ["rows", 8]
+    graph = onnx.helper.make_graph(
+        nodes, "tiny", [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, shape)], weights,
+    )  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())

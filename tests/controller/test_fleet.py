@@ -49,7 +49,7 @@ class Fleet:
         return connection
 
     def report(self, agent: AgentId, *peers: PeerReport) -> None:
-        plain = Report(sequence=1, cpu_saturation=0.1, memory_free_bytes=1, queue_depth=0, loaded_bytes=0, peers=peers)
+        plain = Report(sequence=1, cpu_saturation=0.6, foreign_saturation=0.1, memory_free_bytes=1, queue_depth=0, loaded_bytes=0, peers=peers)
         self.telemetry.fold(agent, plain, self.clock.now_ms())
 
     def steady(self, agent: AgentId, reports: int = 30) -> None:
