@@ -27,7 +27,7 @@ GOAL: Final = 1.05
 
 def run(quick: bool) -> list[Row]:
     """A time and two ratios for each model."""
-    rounds = 7 if quick else 41
+    rounds = 15 if quick else 41
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as scratch:
         registry = ModelRegistry(Path(scratch))

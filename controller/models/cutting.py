@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from controller.models.costing import node_costs
 from controller.models.fusion import convolution_residuals, fused_values
 from controller.models.graph import Graph
 from controller.models.layout import Carried, Partition, assemble, constant_nodes, lay_out
@@ -28,8 +29,8 @@ def partition(graph: Graph, seen: Observation, *, max_blocks: int = MAX_BLOCKS) 
     """Cut `graph` into at most `max_blocks` blocks of about the same cost; one block with a reason if that cannot be."""
     shared, order, carried = lay_out(graph, seen)
     candidates = _candidates(graph, seen, order, carried)
-    cost_ms = [seen.node_ms[at] for at in order]
-    cuts = _choose(candidates, cost_ms, max_blocks)
+    costs = node_costs(graph, seen)
+    cuts = _choose(candidates, [costs[at] for at in order], max_blocks)
     return assemble(
         graph, shared, (0, *cuts, len(order)), reason="" if cuts else _why_atomic(graph, order, bool(candidates))
     )
@@ -67,20 +68,20 @@ def _candidates(
     return found
 
 
-def _choose(candidates: list[_Candidate], cost_ms: Sequence[float], max_blocks: int) -> list[int]:
+def _choose(candidates: list[_Candidate], costs: Sequence[float], max_blocks: int) -> list[int]:
     """Cuts that make the largest block smallest at a moderate number of bytes; empty if nothing is gained."""
-    total = sum(cost_ms)
+    total = sum(costs)
     if not candidates or max_blocks < 2 or total <= 0:
         return []
     until = [0.0]
-    for ms in cost_ms:
-        until.append(until[-1] + ms / total)
+    for cost in costs:
+        until.append(until[-1] + cost / total)
     thinned = _thin(candidates, until)
     best: list[int] = []
     largest = 1.0
     for blocks in range(2, max_blocks + 1):
         cuts = _balance(thinned, until, blocks)
-        edges = [0, *cuts, len(cost_ms)]
+        edges = [0, *cuts, len(costs)]
         share = max(until[b] - until[a] for a, b in itertools.pairwise(edges))
         if cuts and share < _WORTHWHILE * largest:
             best, largest = cuts, share

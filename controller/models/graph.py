@@ -73,8 +73,8 @@ def read_file(path: Path) -> bytes:
 def build_graph(model: Any, name: str) -> Graph:
     """Validate `model` and index it. Raises ModelError with one sentence."""
     graph = model.graph
-    constants = {tensor.name: _tensor_bytes(tensor) for tensor in graph.initializer}
-    constants |= {sparse.values.name: _tensor_bytes(sparse.values) for sparse in graph.sparse_initializer}
+    constants = {tensor.name: tensor_bytes(tensor) for tensor in graph.initializer}
+    constants |= {sparse.values.name: tensor_bytes(sparse.values) for sparse in graph.sparse_initializer}
     inputs = tuple(value.name for value in graph.input if value.name not in constants)
     outputs = tuple(value.name for value in graph.output)
     if not inputs:
@@ -170,7 +170,8 @@ def _topological_order(nodes: Any, reads: list[tuple[str, ...]], known: set[str]
     return order
 
 
-def _tensor_bytes(tensor: Any) -> int:
+def tensor_bytes(tensor: Any) -> int:
+    """Size of a stored tensor's values."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from controller.models.graph import Graph
+from controller.models.graph import Graph, tensor_bytes
 from controller.models.sessions import Arrays, open_session, run
 
 _PREFIX = "tidegate_"
@@ -82,8 +82,19 @@ def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays) -> Obser
         values |= _pair(node.output, event["args"].get("output_type_shape", []))
         # Nodes that the runtime replaces by their definition have no event; their readers tell what they wrote.
         guessed |= _pair(node.input, event["args"].get("input_type_shape", []))
-    merged = {key: fact for key, fact in (guessed | values).items() if fact is not None}
+    merged = {key: fact for key, fact in (_stored(graph) | guessed | values).items() if fact is not None}
     return Observation(values=merged, node_ms=tuple(0.0 if math.isinf(ms) else ms for ms in node_ms))
+
+
+def _stored(graph: Graph) -> dict[str, ValueFact | None]:
+    """Weights, which the runtime does not report once it has packed them for its kernels."""
+    tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
+    for node in graph.nodes:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            tensors[node.output[0]] = node.attribute[0].t
+    return {
+        name: ValueFact(tensor.data_type, tuple(tensor.dims), tensor_bytes(tensor)) for name, tensor in tensors.items()
+    }
 
 
 def _pair(names: Any, entries: list[dict[str, list[int]]]) -> dict[str, ValueFact | None]:

@@ -28,6 +28,11 @@ def check_sample(graph: Graph, samples: Mapping[str, np.ndarray[Any, Any]], name
             found=", ".join(sorted(samples)),
             accepted=", ".join(graph.inputs),
         )
+    for key, array in samples.items():
+        if array.dtype.kind not in "fiub":
+            raise ModelError(
+                f"The sample for {name} has {array.dtype} in {key!r}; only numbers are accepted.", found=key
+            )
     if sum(array.nbytes for array in samples.values()) > _MAX_SAMPLE_BYTES:
         raise ModelError(f"The sample for {name} is larger than {_MAX_SAMPLE_BYTES >> 20} MB.")
     return {key: np.ascontiguousarray(samples[key]) for key in graph.inputs}

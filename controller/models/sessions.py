@@ -33,12 +33,17 @@ def open_session(model: bytes, name: str, *, optimise: bool = True, profile_pref
 
 
 def run(session: Any, feeds: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[str], name: str) -> Arrays:
-    """Outputs by name. Raises ModelError if the model cannot run on `feeds`."""
+    """Outputs by name. Raises ModelError if the model cannot run on `feeds` or writes something other than numbers."""
     try:
         values = session.run(list(outputs), dict(feeds))
     except Exception as error:  # see open_session
         shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in feeds.items())
         raise ModelError(f"{name} cannot run on a sample of {shapes}: {_reason(error)}.") from error
+    for key, value in zip(outputs, values, strict=True):
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
+            raise ModelError(
+                f"{name} writes {key!r}, which is not a tensor of numbers and cannot be served.", found=key
+            )
     return dict(zip(outputs, values, strict=True))
 
 

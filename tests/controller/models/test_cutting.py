@@ -54,11 +54,17 @@ def assert_same(model: Any, cut: Partition, seen: Observation, sample: Arrays, s
 
 def test_equal_layers_become_equal_blocks_named_by_their_scopes(mlp: Any) -> None:
     graph, seen, sample = look(mlp)
-    level = Observation(seen.values, tuple(1.0 if node.op_type == "MatMul" else 0.0 for node in graph.nodes))
-    cut = partition(graph, level)
+    cut = partition(graph, seen)
     assert cut.names == tuple(f"layer.{layer}" for layer in range(6))
     assert [cut.crossing(block) for block in range(1, 6)] == [(f"h{layer}",) for layer in range(5)]
     assert_same(mlp, cut, seen, sample, [0, 1, 2, 3, 4, 5, 6])
+
+
+def test_measured_times_do_not_move_the_cuts(mlp: Any, masked: Any) -> None:
+    for model in (mlp, masked):
+        graph, seen, _ = look(model)
+        disturbed = Observation(seen.values, tuple(1000.0 if at == 3 else 0.001 for at in range(len(graph.nodes))))
+        assert partition(graph, disturbed).bounds == partition(graph, seen).bounds
 
 
 def test_a_shard_holds_only_its_own_weights(mlp: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from agents.engine import GOLDEN_INPUT, GOLDEN_OUTPUT
 from agents.messages import ShardFile
@@ -95,6 +95,17 @@ def test_what_is_known_is_not_examined_again_also_after_a_restart(tmp_path: Path
     assert ModelRegistry(tmp_path).profile("mlp").accuracy == 0.5
 
 
+def test_weights_count_wherever_they_are_stored(registry: ModelRegistry, build: Any) -> None:
+    constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(np.ones((256, 256), np.float32)))
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    for name, model in {
+        "constant": build([constant, product], [("x", ["n", 256])], [("y", ["n", 256])]),
+        "initializer": build([product], [("x", ["n", 256])], [("y", ["n", 256])], w=np.ones((256, 256), np.float32)),
+    }.items():
+        (block,) = registry.add(name, model.SerializeToString()).blocks
+        assert block.param_bytes >= 256 * 256 * 4
+
+
 def test_another_way_of_adding_is_another_examination(registry: ModelRegistry, mlp: Any) -> None:
     assert registry.add("mlp", mlp.SerializeToString()).split_axis is None
     assert registry.proof("mlp").split == "not asked for"
@@ -118,10 +129,14 @@ def test_names_that_are_refused(name: str, registry: ModelRegistry, mlp: Any) ->
 def test_nothing_is_half_stored_when_a_model_is_refused(tmp_path: Path, build: Any, mlp: Any) -> None:
     registry = ModelRegistry(tmp_path)
     broken = build([helper.make_node("NoSuchOperator", ["x"], ["y"])], [("x", [2])], [("y", [2])])
+    sequence = build([helper.make_node("SequenceConstruct", ["x"], ["y"])], [("x", [2])], [("y", None)])
+    sequence.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("y", 1, [2]))
     bad: list[tuple[bytes, dict[str, Any]]] = [
         (b"not a model", {}),
         (mlp.SerializeToString()[:-200], {}),
         (broken.SerializeToString(), {}),
+        (sequence.SerializeToString(), {}),
+        (mlp.SerializeToString(), {"samples": {"x": np.array([["a"]])}}),
         (mlp.SerializeToString(), {"samples": {"y": np.ones((2, 64), np.float32)}}),
         (mlp.SerializeToString(), {"samples": {"x": np.ones((2, 63), np.float32)}}),
         (mlp.SerializeToString(), {"samples": {"x": np.ones((2, 64), np.int64)}}),

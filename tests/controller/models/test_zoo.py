@@ -14,6 +14,11 @@ from controller.models.zoo import ASSETS, ZOO, fetch_zoo, zoo_sample
 from policies.plan import Span
 from sla.errors import NotFoundError
 
+BLOCKS = {
+    "orientation": 7, "det-tiny": 7, "det-base": 8, "det-small": 8, "rec-tiny": 8, "rec-base": 8, "rec-small": 8, "minilm-int8": 6,
+}  # fmt: skip
+"""Cuts depend on shapes only, so they are the same everywhere; minilm comes apart at its six layers."""
+
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
@@ -28,11 +33,9 @@ def test_a_model_of_the_zoo_is_cut_into_shards_that_give_its_result(
     sample = zoo_sample(name)
     profile = registry.add(name, fetch_zoo(name, zoo_cache), axis=ZOO[name].axis, samples=sample, transform=transform)
     blocks = len(profile.blocks)
-    assert 4 <= blocks <= 8
+    assert blocks == BLOCKS[name]
     assert profile.split_axis == ZOO[name].axis
     assert registry.proof(name).chain_error <= CLOSE
-    largest = max(block.fixed_ms + block.per_item_ms for block in profile.blocks)
-    assert largest < sum(block.fixed_ms + block.per_item_ms for block in profile.blocks)
     expected = _run(registry, name, [Span(0, blocks)], sample)
     made = _run(registry, name, [Span(0, 1), Span(1, blocks // 2), Span(blocks // 2, blocks)], sample)
     assert largest_difference(expected, made) <= CLOSE
