@@ -43,6 +43,14 @@ class Terrain:
     jitter_variance: Floats
     ms_per_byte: Floats
 
+    def kinds(self) -> Ints:
+        """[A] a number for each agent, the same for agents that are alike in speed, memory and place."""
+        seen: dict[tuple[object, ...], int] = {}
+        return np.array([
+            seen.setdefault((a.platform, a.is_cloud, a.zone, a.memory_budget_bytes, round(float(f), 1)), len(seen))
+            for a, f in zip(self.agents, self.factor, strict=True)
+        ])  # fmt: skip
+
     @staticmethod
     def of(costs: CostModel, agents: Sequence[AgentView], entry: AgentId | None) -> Terrain:
         count = len(agents)
@@ -117,11 +125,14 @@ class Table:
         names = ("busy", "delay", "variance", "jitter_variance", "link", "memory", "accuracy", "hops", "lanes")
         return Table(self.stage, self.chains, self.variants, *(getattr(self, name)[rows] for name in names))
 
-    def signature(self, row: int) -> tuple[int, ...]:
-        """What makes a layout a different idea, not just another share or cut: variant and the agents of each lane."""
+    def signature(self, row: int, names: Ints) -> tuple[int, ...]:
+        """What makes a layout a different idea, not just another share or cut: variant and the agents of each lane.
+
+        `names` [A] says which agents count as the same.
+        """
         variant, *lanes = (int(x) for x in self.lanes[row, :4])
         chains = self.chains[variant]
-        pairs = sorted(int(chains.head[c]) * 1000 + int(chains.tail[c]) for c in lanes if c >= 0)
+        pairs = sorted(int(names[chains.head[c]]) * 1000 + int(names[chains.tail[c]]) for c in lanes if c >= 0)
         return (variant, *pairs)
 
     def stage_plan(self, row: int, terrain: Terrain) -> StagePlan:

@@ -116,13 +116,14 @@ def ask(
     except InfeasibleError:
         return None
     running = predictor.view.running
-    if len(scored) < 2 and (running is None or running.layout() == scored[0].plan.layout()):
-        return None
     now: Scored | None = None
     if running is not None and running.agents() <= snapshot.fleet.agents.keys():
         prediction = predictor.predict(running)
         value = score(prediction, predictor.view.contract, s.weights)
         now = Scored(plan=running, prediction=prediction, score=value)
+        scored = [entry for entry in scored if entry.plan.layout() != running.layout()]
+    if len(scored) + (now is not None) < 2:
+        return None
     return render(snapshot, service_id, scored, running=now, outcomes=outcomes, seed=seed)
 
 

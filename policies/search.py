@@ -21,7 +21,7 @@ BEAM = 24
 ROWS_PER_SCENARIO = 40
 LATENCY_TIE = 0.05
 """What a p99 at its limit adds (twice this): among plans that score alike the quicker one is preferred ..."""
-HOP_TIE = 0.002
+HOP_TIE = 0.003
 """... and the one with fewer shards."""
 MAX_PER_SIGNATURE = 2
 
@@ -131,8 +131,13 @@ def prefilter(table: Table, yard: Yard, floor: float, best_others: float) -> Tab
     return table.take(np.array(sorted(keep), dtype=np.int64))
 
 
-def search(tables: Sequence[Table], yard: Yard, floor: float, limit: int) -> list[tuple[float, tuple[int, ...]]]:
-    """Up to `limit` different choices of one row per table, best rough score first; empty when none is legal."""
+def search(
+    tables: Sequence[Table], yard: Yard, floor: float, limit: int, kinds: Ints
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Up to `limit` different choices of one row per table, best rough score first; empty when none is legal.
+
+    `kinds` [A] says which agents are alike; choices that differ only in which of two alike agents does what come last.
+    """
     order = sorted(range(len(tables)), key=lambda at: -float(np.median(tables[at].busy.sum(axis=1))))
     beam = _Beam.empty(len(tables), len(yard.busy))
     for depth, at in enumerate(order):
@@ -147,7 +152,7 @@ def search(tables: Sequence[Table], yard: Yard, floor: float, limit: int) -> lis
             rows, score = _polish(rows, score, tables, yard, floor)
         found[rows] = score
     ranked = sorted((score, rows) for rows, score in found.items())
-    return _different(ranked, tables, limit)
+    return _different(ranked, tables, limit, kinds)
 
 
 def _extend(
@@ -169,12 +174,13 @@ def _extend(
     first = np.argpartition(flat, some - 1)[:some]
     first = first[np.argsort(flat[first], kind="stable")]
     first = first[np.isfinite(flat[first])]
+    itself = np.arange(len(yard.busy))
     picked: list[int] = []
     seen: dict[tuple[tuple[int, ...], ...], int] = {}
     for index in first:
         state, row = divmod(int(index), len(table))
-        before = [tables[o].signature(int(r)) for o, r in enumerate(beam.rows[state]) if r >= 0]
-        key = (*before, table.signature(row))
+        before = [tables[o].signature(int(r), itself) for o, r in enumerate(beam.rows[state]) if r >= 0]
+        key = (*before, table.signature(row, itself))
         seen[key] = seen.get(key, 0) + 1
         if seen[key] <= MAX_PER_SIGNATURE:
             picked.append(int(index))
@@ -208,14 +214,14 @@ def _polish(
 
 
 def _different(
-    ranked: list[tuple[float, tuple[int, ...]]], tables: Sequence[Table], limit: int
+    ranked: list[tuple[float, tuple[int, ...]]], tables: Sequence[Table], limit: int, kinds: Ints
 ) -> list[tuple[float, tuple[int, ...]]]:
     """The best of each signature first, then the others, so that a short list still offers different ideas."""
     leaders: list[tuple[float, tuple[int, ...]]] = []
     others: list[tuple[float, tuple[int, ...]]] = []
     seen: set[tuple[tuple[int, ...], ...]] = set()
     for entry in ranked:
-        key = tuple(tables[at].signature(row) for at, row in enumerate(entry[1]))
+        key = tuple(tables[at].signature(row, kinds) for at, row in enumerate(entry[1]))
         (others if key in seen else leaders).append(entry)
         seen.add(key)
     return [*leaders, *others][:limit]

@@ -60,11 +60,12 @@ def candidates(
     yard = _yard(p, agents, w)
     floor = p.view.contract.accuracy_floor or 0.0
     tables = _tables(p, terrain, yard, floor)
-    found = search(tables, yard, floor, s.full_predictions)
+    kinds = terrain.kinds()
+    found = search(tables, yard, floor, s.full_predictions, kinds)
     top = math.prod(float(table.accuracy.max()) for table in tables)
     if top > floor:
         # The most accurate variants once more by themselves: they win where their score is hardly worse.
-        found += search(tables, yard, top, s.full_predictions // 2)
+        found += search(tables, yard, top, s.full_predictions // 2, kinds)
     if not found:
         raise InfeasibleError(
             f"The models of {service_id} do not fit together on {len(agents)} agents with "

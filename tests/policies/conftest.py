@@ -18,12 +18,17 @@ READER = ServiceId("document-reader")
 SnapshotMaker = Callable[..., Snapshot]
 
 
+DEVICES = {"rk3588": (3.0, 512), "ascend310p": (2.0, 1024), "imx93": (12.0, 96), "ray": (1.0, 4096), "x86": (1.0, 2048)}
+"""Slowdown and memory in MB, fixed here so that tests do not follow the platform table."""
+
+
 def make_agent(name: str, kind: str, **changes: object) -> AgentView:
     """An emulated device of a platform, as it is after enrollment."""
     p = platform(kind)
+    slowdown, memory_mb = DEVICES[kind]
     values: dict[str, object] = {
         "id": AgentId(name), "platform": kind, "evidence": "emulated", "is_cloud": p.is_cloud, "power_w": p.power_w,
-        "slowdown": p.emulated_slowdown, "memory_budget_bytes": p.emulated_budget_bytes, "age_ms": 200.0,
+        "slowdown": slowdown, "memory_budget_bytes": memory_mb << 20, "age_ms": 200.0,
     }  # fmt: skip
     return AgentView(**{**values, **changes})  # type: ignore[arg-type]
 

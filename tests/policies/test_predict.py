@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from policies.fleet import AgentView
+from policies.ids import AgentId, ModelName, ServiceId, StageName
+from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
+from policies.predict import Predictor, availability_of, predict
+from policies.service import ModelProfile, OnnxStage, ServiceSpec
+from policies.snapshot import Snapshot, StageMeasure, measure_key
+from policies.solve import candidates
+
+READER = ServiceId("document-reader")
+Demo = Callable[..., Snapshot]
+Hops = tuple[tuple[str, int, int], ...]
+
+
+def stage_plan(name: str, model: str, *lanes: Hops, axis: str | None = None, ends: tuple[int, ...] = (), fallback: tuple[str, ...] = ()) -> StagePlan:  # fmt: skip
+    bounds = [0, *ends, 1000]
+    shares = [Span(a, b) for a, b in itertools.pairwise(bounds)]
+    made = tuple(
+        make_lane(StageName(name), ModelName(model), axis, share if axis else WHOLE_AXIS,  # type: ignore[arg-type]
+                  tuple((AgentId(a), Span(start, stop)) for a, start, stop in hops))
+        for share, hops in zip(shares, lanes, strict=True)
+    )  # fmt: skip
+    return StagePlan(stage=StageName(name), model=ModelName(model), axis=axis, lanes=made,  # type: ignore[arg-type]
+                     fallback=tuple(AgentId(a) for a in fallback))  # fmt: skip
+
+
+@pytest.fixture
+def tiny(demo: Demo, model: Callable[..., ModelProfile], stage: Callable[..., OnnxStage], agent: Callable[..., AgentView]) -> Snapshot:  # fmt: skip
+    """One stage of 10 items, 10 ms each, on two alike agents and a slow one."""
+    m = model("m", 10.0, 8_000_000, 10_000, 50_000, axis="patch")
+    spec = ServiceSpec(id=READER, inputs=(), outputs=(), stages=(stage("s", "m", items=10.0, axis="patch"),))
+    agents = (agent("a", "x86"), agent("b", "x86"), agent("slow", "x86", slowdown=5.0))
+    contract = {"accuracy_floor": None, "privacy": "any", "throughput_rps": 1.0, "latency_p99_ms": 1000}
+    return demo(agents=agents, models={m.name: m}, spec=spec, contract=contract, entry=AgentId("a"))
+
+
+def plan_of(*stages: StagePlan) -> Plan:
+    return Plan(service_id=READER, epoch=1, stages=stages)
+
+
+ALL_ON_A = plan_of(stage_plan("s", "m", (("a", 0, 8),)))
+SPLIT = plan_of(stage_plan("s", "m", (("a", 0, 8),), (("b", 0, 8),), axis="patch", ends=(500,)))
+CHAIN = plan_of(stage_plan("s", "m", (("a", 0, 4), ("b", 4, 8))))
+
+
+def test_one_device_costs_its_run_time(tiny: Snapshot) -> None:
+    p = predict(ALL_ON_A, tiny)
+    assert p.mean_ms == pytest.approx(101.0 + 5.9, rel=0.03)  # run, overhead, wait at 10 %
+    assert p.saturation == pytest.approx(0.1, rel=0.01)
+    assert p.throughput_rps == pytest.approx(10.0, rel=0.01)
+    assert p.jitter_ms == 0.0
+    assert p.p50_ms < p.p95_ms < p.p99_ms
+    assert p.bottleneck == "s on a: 10 % busy"
+
+
+def test_lanes_run_side_by_side_and_chains_one_after_the_other(tiny: Snapshot) -> None:
+    whole, split, chain = (predict(plan, tiny) for plan in (ALL_ON_A, SPLIT, CHAIN))
+    assert split.mean_ms < 0.75 * whole.mean_ms
+    assert split.throughput_rps == pytest.approx(2 * whole.throughput_rps, rel=0.01)
+    assert chain.throughput_rps == pytest.approx(2 * whole.throughput_rps, rel=0.01)
+    assert chain.mean_ms > whole.mean_ms - 5.0
+    assert chain.jitter_ms > 0.0
+
+
+def test_load_makes_queues_and_risk(tiny: Snapshot) -> None:
+    view = tiny.services[READER]
+    before = predict(ALL_ON_A, tiny)
+    for rps in (3.0, 6.0, 9.0, 12.0):
+        busy = msgspec.structs.replace(tiny, services={READER: msgspec.structs.replace(view, offered_rps=rps)})
+        now = predict(ALL_ON_A, busy)
+        assert now.p99_ms > before.p99_ms
+        assert now.risk >= before.risk
+        assert now.saturation >= before.saturation
+        before = now
+    assert before.risk > 0.8
+    assert before.saturation == 1.0
+
+
+def test_services_share_devices(tiny: Snapshot) -> None:
+    other = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A, offered_rps=5.0)
+    shared = msgspec.structs.replace(tiny, services={**tiny.services, ServiceId("other"): other})
+    alone, beside = predict(ALL_ON_A, tiny), predict(ALL_ON_A, shared)
+    assert beside.saturation == pytest.approx(alone.saturation + 0.5, rel=0.01)
+    assert beside.p99_ms > alone.p99_ms
+    assert beside.memory_bytes[AgentId("a")] == 2 * alone.memory_bytes[AgentId("a")]
+
+
+def test_memory_counts_fallbacks_and_each_file_once(tiny: Snapshot) -> None:
+    backed = plan_of(stage_plan("s", "m", (("a", 0, 8),), fallback=("b",)))
+    p = predict(backed, tiny)
+    assert p.memory_bytes == {AgentId("a"): 8_000_000, AgentId("b"): 8_000_000}
+    assert p.move_bytes == 16_000_000
+    view = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A)
+    moved = predict(backed, msgspec.structs.replace(tiny, services={READER: view}))
+    assert moved.move_bytes == 8_000_000
+
+
+def measured(snapshot: Snapshot, plan: Plan, mean_ms: float, count: int, agent: str = "a", **view: object) -> Snapshot:
+    measure = StageMeasure(count=count, mean_ms=mean_ms, std_ms=0.05 * mean_ms, items=10.0)
+    changed = msgspec.structs.replace(
+        snapshot.services[READER], running=plan, measures={measure_key("s", agent, 0, 8): measure}, **view
+    )
+    return msgspec.structs.replace(snapshot, services={READER: changed})
+
+
+def test_measurements_win_as_samples_grow(tiny: Snapshot) -> None:
+    guesses = [predict(ALL_ON_A, measured(tiny, ALL_ON_A, 200.0, count)).saturation for count in (1, 10, 100, 1000)]
+    assert guesses == sorted(guesses)
+    assert guesses[0] < 0.12
+    assert guesses[-1] == pytest.approx(0.2, rel=0.1)
+
+
+def test_an_agent_that_nobody_measured_does_not_look_better_for_it(tiny: Snapshot) -> None:
+    slow_everywhere = measured(tiny, ALL_ON_A, 200.0, 500)
+    on_b = plan_of(stage_plan("s", "m", (("b", 0, 8),)))
+    here, there = predict(ALL_ON_A, slow_everywhere), predict(on_b, slow_everywhere)
+    assert there.saturation > 0.85 * here.saturation
+
+
+def test_old_measurements_fade(tiny: Snapshot) -> None:
+    fresh = measured(tiny, ALL_ON_A, 200.0, 50)
+    view = fresh.services[READER]
+    aged = {key: msgspec.structs.replace(m, age_ms=1e6) for key, m in view.measures.items()}
+    old = msgspec.structs.replace(fresh, services={READER: msgspec.structs.replace(view, measures=aged)})
+    assert predict(ALL_ON_A, old).saturation == pytest.approx(predict(ALL_ON_A, tiny).saturation, rel=0.02)
+
+
+def test_a_measured_p99_corrects_the_running_plan_most(tiny: Snapshot) -> None:
+    seen = measured(tiny, ALL_ON_A, 100.0, 50, measured_p99_ms=400.0)
+    plain = measured(tiny, ALL_ON_A, 100.0, 50)
+    up_here = predict(ALL_ON_A, seen).p99_ms / predict(ALL_ON_A, plain).p99_ms
+    up_there = predict(SPLIT, seen).p99_ms / predict(SPLIT, plain).p99_ms
+    assert up_here > up_there > 1.2
+
+
+def test_fallbacks_raise_availability(demo: Demo) -> None:
+    agents = {a: msgspec.structs.replace(v, availability=0.9) for a, v in demo().fleet.agents.items()}
+    bare = plan_of(stage_plan("s", "m", (("rk-1", 0, 8),)))
+    backed = plan_of(stage_plan("s", "m", (("rk-1", 0, 8),), fallback=("rk-2",)))
+    twice = plan_of(
+        stage_plan("s", "m", (("rk-1", 0, 8),), fallback=("rk-2",)), stage_plan("t", "m", (("rk-1", 0, 8),), fallback=("rk-2",))
+    )  # fmt: skip
+    assert availability_of(bare, agents) == pytest.approx(0.9)
+    assert availability_of(backed, agents) == pytest.approx(0.99)
+    # The stages share their agents: they fail together, not independently (which would give 0.98).
+    assert availability_of(twice, agents) == pytest.approx(0.99)
+
+
+def test_a_plan_cut_over_a_slow_link_is_bound_by_it(demo: Demo) -> None:
+    snapshot = demo(cloud={"bandwidth_bytes_per_s": 0.3e6})
+    best = candidates(demo(), READER)[0].plan
+    p = Predictor(snapshot, READER).predict(best)
+    assert p.bottleneck.startswith("link ")
+    assert p.throughput_rps < 0.8
+    assert p.risk > 0.9
