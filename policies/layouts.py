@@ -277,16 +277,19 @@ def _pairs(chains: Chains, items: float) -> Ints:
 
 
 def _triples(chains: Chains, speed: Floats, items: float) -> Ints:
-    rows = []
     whole = round(items)
-    for trio in itertools.combinations(_varied(chains, MAX_TRIPLE_CHAINS), 3):
-        if whole < 3 or len({int(chains.head[c]) for c in trio}) < 3:
-            continue
-        reached = np.cumsum(speed[list(trio)])
-        one = min(max(1, round(whole * float(reached[0] / reached[2]))), whole - 2)
-        two = min(max(one + 1, round(whole * float(reached[1] / reached[2]))), whole - 1)
-        rows.append((-1, *trio, _share_end(one, whole), _share_end(two, whole)))
-    return np.array(rows, dtype=np.int64).reshape(-1, 6)
+    some = list(itertools.combinations(_varied(chains, MAX_TRIPLE_CHAINS), 3)) if whole >= 3 else []
+    trios = np.array(some, dtype=np.int64).reshape(-1, 3)
+    heads = chains.head[trios]
+    apart = (heads[:, 0] != heads[:, 1]) & (heads[:, 1] != heads[:, 2]) & (heads[:, 0] != heads[:, 2])
+    trios = trios[apart]
+    reached = np.cumsum(speed[trios], axis=1)
+    one = np.clip(np.rint(whole * reached[:, 0] / reached[:, 2]), 1, whole - 2).astype(np.int64)
+    two = np.clip(np.rint(whole * reached[:, 1] / reached[:, 2]), one + 1, whole - 1).astype(np.int64)
+    rows = np.full((len(trios), 6), -1, dtype=np.int64)
+    rows[:, 1:4] = trios
+    rows[:, 4], rows[:, 5] = -(-one * GRAIN // whole), -(-two * GRAIN // whole)
+    return rows
 
 
 def _varied(chains: Chains, limit: int) -> list[int]:

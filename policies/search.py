@@ -17,8 +17,8 @@ from policies.layouts import Ints, Table
 from policies.score import Weights
 from sla.contract import Contract
 
-BEAM = 24
-ROWS_PER_SCENARIO = 40
+BEAM = 16
+ROWS_PER_SCENARIO = 30
 LATENCY_TIE = 0.05
 """What a p99 at its limit adds (twice this): among plans that score alike the quicker one is preferred ..."""
 HOP_TIE = 0.003
@@ -148,7 +148,7 @@ def search(
     found: dict[tuple[int, ...], float] = {}
     for state in range(len(beam.rows)):
         rows, score = tuple(int(r) for r in beam.rows[state]), float(_rough(beam, yard)[state])
-        if state < 4:
+        if state < 3:
             rows, score = _polish(rows, score, tables, yard, floor)
         found[rows] = score
     ranked = sorted((score, rows) for rows, score in found.items())
@@ -175,12 +175,14 @@ def _extend(
     first = first[np.argsort(flat[first], kind="stable")]
     first = first[np.isfinite(flat[first])]
     itself = np.arange(len(yard.busy))
+    before = [
+        tuple(tables[o].signature(int(r), itself) for o, r in enumerate(rows) if r >= 0) for rows in beam.rows
+    ]  # fmt: skip
     picked: list[int] = []
     seen: dict[tuple[tuple[int, ...], ...], int] = {}
     for index in first:
         state, row = divmod(int(index), len(table))
-        before = [tables[o].signature(int(r), itself) for o, r in enumerate(beam.rows[state]) if r >= 0]
-        key = (*before, table.signature(row, itself))
+        key = (*before[state], table.signature(row, itself))
         seen[key] = seen.get(key, 0) + 1
         if seen[key] <= MAX_PER_SIGNATURE:
             picked.append(int(index))
