@@ -66,8 +66,8 @@ class SlaDialog:
         self._api = api
         self._agents = agents
         self._version = sla.version if sla else None
-        document = {k: v for k, v in sla.contract.items() if v not in (None, "", [])} if sla else EXAMPLE_SLA
-        with ui.dialog().props("no-backdrop-dismiss") as self._dialog, box("div", "tg-card tg-dialog tg-wide"):
+        document = _editable(sla.contract) if sla else EXAMPLE_SLA
+        with ui.dialog().props("no-backdrop-dismiss") as self._dialog, box("div", "tg-card tg-dialog tg-wide tg-wider"):
             LiveHtml("h2", text=f"Edit SLA {escape(sla.service_id)}" if sla else "Submit an SLA")
             LiveHtml("p", "tg-muted", text="What the service must deliver. The preview moves nothing.")
             self._text = (
@@ -125,6 +125,12 @@ class SlaDialog:
         if not answer.ok:
             self._result.show(problem_html(answer))
         return answer
+
+
+def _editable(contract: dict[str, Any]) -> dict[str, Any]:
+    """A stored contract as a person would write it: what was left out stays out, 4000.0 reads 4000."""
+    said = {name: value for name, value in contract.items() if value not in (None, "", [], ())}
+    return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in said.items()}
 
 
 def _admission_html(admission: Admission, agents: list[AgentOut]) -> str:

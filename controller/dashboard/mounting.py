@@ -68,34 +68,37 @@ class LazyPage:
         self._dashboard: Dashboard | None = None
         self._loading = asyncio.Lock()
         self._library_life = AsyncExitStack()
+        self._owns_library = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._dashboard is None:
-            async with self._loading:
-                await self._load()
-        scope[SCOPE_KEY] = self._dashboard
-        assert _library is not None
-        await _library(scope, receive, send)
+        async with self._loading:
+            dashboard, library = await self._load()
+        scope[SCOPE_KEY] = dashboard
+        await library(scope, receive, send)
 
     async def close(self) -> None:
         """Stop reading the API and end the page's library, if it was ever loaded."""
         global _library
-        if self._dashboard is not None and _library is not None:
-            await self._dashboard.close()
-            await self._library_life.aclose()
-            self._dashboard = _library = None
-
-    async def _load(self) -> None:
-        global _library
         if self._dashboard is not None:
-            return
+            await self._dashboard.close()
+            self._dashboard = None
+        if self._owns_library:
+            await self._library_life.aclose()
+            self._owns_library, _library = False, None
+
+    async def _load(self) -> tuple[Dashboard, ASGIApp]:
+        global _library
+        if self._dashboard is not None and _library is not None:
+            return self._dashboard, _library
         # In a thread: half a second of imports on the loop would look like jitter to every agent.
         page = await asyncio.to_thread(import_module, "controller.dashboard.page")
         if _library is None:
             library = page.library_app(secure_cookie=self._settings.api_url.startswith("https:"))
             await self._library_life.enter_async_context(library.router.lifespan_context(library))
-            _library = library
-        self._dashboard = page.Dashboard(self._settings)
+            self._owns_library, _library = True, library
+        dashboard = self._dashboard or page.Dashboard(self._settings)
+        self._dashboard = dashboard
+        return dashboard, _library
 
 
 # The page's library keeps its state in globals, so there is one of it per process.

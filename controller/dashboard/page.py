@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -59,21 +60,17 @@ class Dashboard:
             return None
         return "This key is not known here." if answer.status in (401, 403) else answer.sentence
 
-    async def forget(self, key: str | None) -> None:
-        """Drop the reader of a key that is not accepted any more."""
-        feed = self._feeds.pop(key, None)
-        if feed is not None:
-            await feed.close()
-
     async def close(self) -> None:
         """Stop all reading."""
-        for key in list(self._feeds):
-            await self.forget(key)
+        for feed in self._feeds.values():
+            await feed.close()
+        self._feeds.clear()
 
     def _api(self, key: str | None) -> Api:
         return Api(self._settings.api_url, ca_pem=self._settings.ca_pem, key=key)
 
 
+@functools.cache
 def library_app(*, secure_cookie: bool) -> FastAPI:
     """The page's library as an application that serves the page at "/"; made once per process."""
     outer = FastAPI(openapi_url=None)

@@ -23,7 +23,8 @@ LANES_HEIGHT = 132
 """Height that the lanes of a stage share out, unless they need more."""
 HEADER_HEIGHT = 46
 CHIP_HEIGHT = 22
-MARGIN = 12
+MARGIN = 2
+"""Room for the lines of the outermost boxes."""
 _GRAIN = 1000
 _LETTER_WIDTH = 7.0
 """Width of an average letter of the legend, pixels; generous, as fonts differ."""
@@ -259,7 +260,7 @@ def _legend(
             f'<tspan dx="7" fill="{_MUTED}">{escape(about)}</tspan></text></g>'
         )
         x += item_width + 14
-    return parts, y + 12 + MARGIN
+    return parts, y + 16 + MARGIN
 
 
 def _about(agent: AgentOut) -> list[str]:

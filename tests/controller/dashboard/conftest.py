@@ -74,7 +74,8 @@ def served(shared: Served) -> Served:
     return shared
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while it is open, Playwright keeps a running event loop in this thread, which async tests would meet.
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium. Not having it is a failure: what is not looked at is not known to work."""
     found = shutil.which("chromium") or "/usr/bin/chromium"

@@ -66,6 +66,7 @@ def test_a_dead_controller_is_told_by_the_browser_itself(serve: Any, new_page: O
     expect(page.locator("#tg-lost")).to_be_hidden()
     served.process.kill()
     expect(page.locator("#tg-lost")).to_contain_text(re.compile(r"last seen \d+ s ago"), timeout=10_000)
+    expect(page.locator(".tg-mark")).to_be_hidden()
 
 
 def test_nothing_there_yet_says_what_to_run(served: Any, new_page: OpenPage) -> None:
