@@ -57,6 +57,8 @@ class LocalStack:
     agent_ids: dict[str, str] = field(default_factory=dict)
     """Process name (e.g. `rk3588-1`) -> agent id."""
     _processes: list[_Process] = field(default_factory=list)
+    _killed: list[_Process] = field(default_factory=list)
+    """What was killed on purpose; its children may still run."""
 
     def __post_init__(self) -> None:
         self.directory = self.settings.directory or Path(tempfile.mkdtemp(prefix="tidegate-"))
@@ -155,28 +157,26 @@ class LocalStack:
 
     def kill_agent(self, agent_id: str) -> float:
         """SIGKILL the process of an agent; the wall-clock seconds at which it was sent."""
-        name = next(process.name for process in self._processes if agent_id.startswith(f"{process.name}-"))
-        process = next(process for process in self._processes if process.name == name)
+        process = next(process for process in self._processes if agent_id.startswith(f"{process.name}-"))
         at_s = time.time()
-        os.killpg(process.popen.pid, signal.SIGKILL)
-        process.popen.wait()
+        self._kill(process)
         return at_s
 
     def kill_controller(self) -> None:
         """SIGKILL the controller's process (its store, and Ray's processes, are on their own then)."""
-        process = next(process for process in reversed(self._processes) if process.name == "controller")
-        process.popen.kill()
-        process.popen.wait()
+        self._kill(next(process for process in self._processes if process.name == "controller"))
 
     def stop(self) -> None:
-        """Stop every process, the controller last so that agents can say goodbye."""
+        """Stop every process; the controller is told first, so that it does not plan around agents that leave on purpose."""
         self.api.close()
-        for process in [
-            *(p for p in self._processes if p.name != "controller"),
-            *(p for p in self._processes if p.name == "controller"),
-        ]:
+        processes = sorted([*self._processes, *self._killed], key=lambda process: process.name != "controller")
+        for process in processes:
+            if process.popen.poll() is None:
+                process.popen.terminate()
+        for process in processes:
             _end(process.popen)
         self._processes.clear()
+        self._killed.clear()
 
     def pid(self, name: str) -> int:
         """The process id of `controller` or of an agent by its process name."""
@@ -185,6 +185,12 @@ class LocalStack:
     def alive(self) -> list[str]:
         """Names of the processes that run."""
         return [process.name for process in self._processes if process.popen.poll() is None]
+
+    def _kill(self, process: _Process) -> None:
+        process.popen.kill()
+        process.popen.wait()
+        self._processes.remove(process)
+        self._killed.append(process)
 
     def _spawn(self, name: str, command: list[str]) -> None:
         log = (self.directory / "logs" / f"{name}.log").open("ab")
@@ -231,13 +237,11 @@ def require_free_port(port: int) -> None:
 
 
 def _end(popen: subprocess.Popen[bytes], grace_s: float = 8.0) -> None:
-    """SIGTERM, then SIGKILL, to the process and what it started."""
-    if popen.poll() is None:
-        popen.terminate()
-        try:
-            popen.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
+    """Wait for a process that was told to end, then SIGKILL it and what it started."""
+    try:
+        popen.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
     try:
         os.killpg(popen.pid, signal.SIGKILL)
     except ProcessLookupError:
