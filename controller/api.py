@@ -148,7 +148,10 @@ def _if_match(request: Request) -> int | None:
     if header is None:
         return None
     try:
-        return int(header.strip().strip('"'))
+        version = int(header.strip().strip('"'))
+        if not 0 <= version < 1 << 53:
+            raise ValueError(header)
+        return version
     except ValueError:
         raise InvalidInputError(
             f"If-Match must be a version number, not {header[:40]!r}.", found=header[:40], accepted="a version number"

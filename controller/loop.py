@@ -105,7 +105,9 @@ class ControlLoop:
         """Forever. The one catch-all is here: it counts and logs."""
         while True:
             try:
-                await asyncio.wait_for(self._wake.wait(), self._settings.look_every_ms / 1000)
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes with the wake-up.
+                async with asyncio.timeout(self._settings.look_every_ms / 1000):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()

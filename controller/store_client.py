@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -98,8 +99,13 @@ async def info_of(client: Any, section: str, field: str) -> str | None:
 @contextlib.asynccontextmanager
 async def translated() -> AsyncIterator[None]:
     """Foreign errors become ours: unknown outcome, wrong settings, or a refusal that will be repeated."""
+    task = asyncio.current_task()
+    cancellations = task.cancelling() if task is not None else 0
     try:
         yield
+        # The client sends through `asyncio.wait_for`, which in Python 3.11 may swallow a cancellation: a task would never end.
+        if task is not None and task.cancelling() > cancellations:
+            raise asyncio.CancelledError
     except (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError) as error:
         # What goes wrong while a connection is set up arrives wrapped.
         if isinstance(error, _CREDENTIALS) or isinstance(error.__cause__, _CREDENTIALS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,22 @@ async def test_what_a_controller_that_lost_its_lease_writes_is_refused(valkey_st
     with pytest.raises(RefusedError):
         await old.next_epoch("reader")
     assert await new.next_epoch("reader") == 1
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_whoever_waits_for_the_store_can_be_cancelled_at_any_moment(valkey_store: Store, steps: int) -> None:
+    async def renew_for_ever() -> None:
+        token = await valkey_store.acquire("lease", "me", 10_000)
+        assert token is not None
+        started.set()
+        while True:
+            await valkey_store.renew("lease", token, 10_000)
+
+    started = asyncio.Event()
+    task = asyncio.create_task(renew_for_ever())
+    await started.wait()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert task.cancelled()
