@@ -366,9 +366,14 @@ class Agent:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent that a command line describes; the exit status. Errors are one sentence on stderr."""
+    return run_until_it_leaves(lambda: parse_arguments(argv))
+
+
+def run_until_it_leaves(read_settings: Callable[[], AgentSettings]) -> int:
     """Run an agent until it leaves; the exit status. Errors are one sentence on stderr."""
     try:
-        settings = parse_arguments(argv)
+        settings = read_settings()
         if not settings.embedded:
             _log_to_stderr()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -10,8 +10,9 @@ from pathlib import Path
 from agents.driver import DriverSettings
 from agents.enroll import parse_fingerprint, parse_url
 from agents.ingress import IngressSettings
+from agents.options import add_options
 from agents.peers import PeerSettings
-from policies.platforms import PLATFORMS, Platform, platform
+from policies.platforms import Platform, platform
 from sla.errors import SettingsError
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -86,7 +87,13 @@ class AgentSettings:
 
 def parse_arguments(argv: Sequence[str] | None = None) -> AgentSettings:
     """The settings that a command line says. Raises SettingsError or InvalidInputError; exits for `--help` and unknown options."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="tidegate-agent", description="Joins a Tidegate controller and runs shards.")
+    add_options(parser)
+    return settings_from(parser.parse_args(argv))
+
+
+def settings_from(options: argparse.Namespace) -> AgentSettings:
+    """The settings that parsed options say. Raises SettingsError or InvalidInputError."""
     host, port = parse_url(options.controller)
     return AgentSettings(
         join=JoinSettings(
@@ -125,44 +132,3 @@ def _token(options: argparse.Namespace) -> str | None:
         return Path(options.token_file).read_text().strip() or None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"The join token in {options.token_file} cannot be read: {error}.") from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tidegate-agent", description="Joins a Tidegate controller and runs shards.")
-    parser.add_argument("--controller", required=True, help="HOST:PORT of the controller's agent door")
-    parser.add_argument("--token", default="", help="join token; needed once")
-    parser.add_argument("--token-file", default="", help="a file that holds the join token")
-    parser.add_argument("--ca-fingerprint", default="", help="sha256 of the controller's CA; needed with the token")
-    parser.add_argument("--platform", default="x86", help=f"one of {', '.join(PLATFORMS)}")
-    parser.add_argument("--emulate", action="store_true", help="play the platform on this machine's CPU")
-    parser.add_argument("--dir", default="tidegate-agent", help="directory of the agent's key, cache and routes")
-    parser.add_argument("--zone", default="default")
-    parser.add_argument("--name", default="", help="what the device calls itself")
-    parser.add_argument("--cloud", action="store_true", help="this agent runs in the cloud")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the peer door (mutual TLS)")
-    parser.add_argument("--advertise-host", default="", help="address that peers should dial")
-    parser.add_argument("--peer-port", type=_port, default=0)
-    parser.add_argument("--ingress-host", default="127.0.0.1")
-    parser.add_argument("--ingress-port", type=_port, default=0)
-    parser.add_argument("--ingress-tls", action="store_true", help="mutual TLS at the ingress")
-    parser.add_argument("--memory-mb", type=_natural, default=0, help="memory for shards")
-    parser.add_argument("--cache-mb", type=_natural, default=4096, help="disk for cached shards")
-    parser.add_argument("--threads", type=_natural, default=1, help="threads of one shard's run")
-    parser.add_argument(
-        "--embedded", action="store_true", help="do not touch signals: the agent is part of another process"
-    )
-    return parser
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port; accepted is 0 to 65535")
-    return value
-
-
-def _natural(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 1 << 24:
-        raise argparse.ArgumentTypeError(f"{text} is out of range")
-    return value

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from agents.options import add_options
 from sla.errors import TidegateError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -98,22 +99,7 @@ def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     agent = commands.add_parser("agent", help="enroll this device, or look after enrolled ones")
     actions = agent.add_subparsers(required=True, metavar="ACTION")
     join = actions.add_parser("join", help="enroll this device and serve")
-    join.add_argument("controller", metavar="URL", help="the controller's agent door, e.g. tidegate://controller:7443")
-    token = join.add_mutually_exclusive_group()
-    token.add_argument("--token", help="join token (tidegate token create); not needed once enrolled")
-    token.add_argument("--token-file", help="file that holds the join token")
-    join.add_argument(
-        "--ca-fingerprint", required=True, help="sha256 of the controller's CA certificate; comes with the token"
-    )
-    join.add_argument("--platform", default="x86", help="rk3588, ascend310p, imx93, x86, ...")
-    join.add_argument(
-        "--emulate", action="store_true", help="let this machine's CPU play the platform; labelled as emulated"
-    )
-    join.add_argument("--dir", default=os.path.join(state_dir(), "agent"), help="keys, certificate and shard cache")
-    join.add_argument("--host", help="address that peers can reach")
-    join.add_argument("--peer-port", type=_port, default=0)
-    join.add_argument("--ingress-port", type=_port, default=0)
-    join.add_argument("--zone", default="default")
+    add_options(join, positional=True)
     join.set_defaults(run=_agent_join)
     listing = actions.add_parser("list", help="enrolled agents")
     listing.add_argument("--json", action="store_true")
@@ -216,15 +202,10 @@ def _call(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _agent_join(arguments: argparse.Namespace) -> int:
-    from agents.agent import main as agent_main
+    from agents.agent import run_until_it_leaves
+    from agents.settings import settings_from
 
-    options = ["--controller", arguments.controller, "--ca-fingerprint", arguments.ca_fingerprint]
-    options += ["--platform", arguments.platform, "--dir", arguments.dir, "--zone", arguments.zone]
-    options += ["--peer-port", str(arguments.peer_port), "--ingress-port", str(arguments.ingress_port)]
-    for flag in ("token", "token_file", "host"):
-        if getattr(arguments, flag):
-            options += [f"--{flag.replace('_', '-')}", getattr(arguments, flag)]
-    return agent_main(options + (["--emulate"] if arguments.emulate else []))
+    return run_until_it_leaves(lambda: settings_from(arguments))
 
 
 def _controller(arguments: argparse.Namespace) -> int:
