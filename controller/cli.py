@@ -196,7 +196,10 @@ def _call(name: str) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         from controller import commands
 
-        return int(getattr(commands, name)(arguments) or 0)
+        try:
+            return int(getattr(commands, name)(arguments) or 0)
+        finally:
+            commands.close(arguments)
 
     return run
 

@@ -210,8 +210,18 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def close(arguments: argparse.Namespace) -> None:
+    """Close the connections that a command made; it may have ended anyhow."""
+    if client := getattr(arguments, "client", None):
+        client.close()
+
+
 def _api(arguments: argparse.Namespace) -> ApiClient:
-    return ApiClient(arguments.url, key=arguments.key, ca_file=arguments.ca_file)
+    arguments.client = getattr(arguments, "client", None) or ApiClient(
+        arguments.url, key=arguments.key, ca_file=arguments.ca_file
+    )
+    client: ApiClient = arguments.client
+    return client
 
 
 def _read(name: str) -> bytes:

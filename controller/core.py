@@ -140,6 +140,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Save, close the doors, stop what was started here. Agents go on serving."""
+        self._started = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
