@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 POLL_EVERY_S = 1.0
 PLANS = 20
 DECISIONS = 12
-EVENTS = 30
+EVENTS = 16
 LATE_AFTER_S = 2.5
 """A reading older than this is shown as old, even while an answer is still awaited."""
 

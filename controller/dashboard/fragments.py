@@ -169,7 +169,9 @@ def decision_list(decisions: Sequence[DecisionOut]) -> str:
 def _decision(decision: DecisionOut) -> str:
     what = f"plan {decision.epoch}" if decision.epoch is not None else "held"
     reasons = "".join(
-        f'<li title="{escape(reason.code)}">{escape(reason.text)}</li>' for reason in decision.reasons[:8]
+        f'<li title="{escape(reason.code)}">{escape(reason.text)}</li>'
+        for reason in decision.reasons[:8]
+        if reason.text not in decision.sentence
     )
     rationale = f'<p class="tg-rationale">{escape(decision.rationale[:600])}</p>' if decision.rationale else ""
     risk = "" if decision.risk is None else f'<span class="tg-muted">risk {decision.risk:.2f}</span>'

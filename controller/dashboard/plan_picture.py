@@ -14,9 +14,9 @@ from itertools import groupby, pairwise, product
 
 from controller.views import AgentOut, ShardOut
 
-BOX_WIDTH = 156
-BOX_GAP = 34
-STAGE_GAP = 46
+BOX_WIDTH = 172
+BOX_GAP = 30
+STAGE_GAP = 42
 LANE_GAP = 10
 LANE_MIN_HEIGHT = 62
 LANES_HEIGHT = 132
@@ -173,13 +173,13 @@ def _header(column: _Column) -> list[str]:
 
 def _shard(box: _Box, colours: dict[str, str]) -> str:
     shard, colour = box.shard, colours[box.shard.agent]
-    x, y = box.x + 10, box.middle_y
+    x, y = box.x + 8, box.middle_y
     about = f"{shard.stage}: {shard.model} on {shard.agent}, {_blocks(shard)}, {_items(shard)}"
     return (
         f'<g class="tg-shard" data-agent="{escape(shard.agent)}"><title>{escape(about)}</title>'
         f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="7" '
         f'fill="{colour}" fill-opacity="0.15" stroke="{colour}" stroke-width="1.5"/>'
-        + _text(x, y - 13, short_name(shard.agent, int((box.width - 20) / 9)), size=13, weight=600)
+        + _text(x, y - 13, short_name(shard.agent, int((box.width - 14) / 8.3)), size=12.5, weight=600)
         + _text(x, y + 5, _blocks(shard))
         + _text(x, y + 21, _items(shard), colour=_MUTED)
         + "</g>"
@@ -209,7 +209,7 @@ def _fallbacks(column: _Column, top: float, colours: dict[str, str]) -> list[str
             f'<g class="tg-fallback" data-agent="{escape(agent)}"><title>fallback of {escape(column.stage)}: '
             f'{escape(agent)}</title><rect x="{column.x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{CHIP_HEIGHT}" '
             f'rx="{CHIP_HEIGHT / 2:g}" fill="none" stroke="{colour}" stroke-dasharray="4 3"/>'
-            + _text(column.x + 11, y + 15, short_name(agent, 17), size=11)
+            + _text(column.x + 11, y + 15, short_name(agent, 21), size=11)
             + "</g>"
         )
         y += CHIP_HEIGHT + 4
@@ -280,5 +280,5 @@ def _in_words(columns: list[_Column]) -> str:
     return "; ".join(stages)
 
 
-def _text(x: float, y: float, text: str, *, size: int = 12, weight: int = 400, colour: str = _INK) -> str:
+def _text(x: float, y: float, text: str, *, size: float = 12, weight: int = 400, colour: str = _INK) -> str:
     return f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" fill="{colour}">{escape(text)}</text>'

@@ -135,6 +135,7 @@ class AgentRow:
         """Show the newest report."""
         for cell, text in zip(self._cells, agent_cells.cells(agent, colour, late_s), strict=True):
             cell.show(text)
+        self.element.classes(**{"add" if agent.state == "lost" else "remove": "tg-gone"})
         show_if(self._drain, agent.state in ("live", "suspect"))
 
     async def _drain_agent(self) -> None:
