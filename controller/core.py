@@ -114,6 +114,7 @@ class Controller:
         self.slis = Slis(self.state, self.clock)
         await self.slis.restore(list(self.desired.specs))
         self.advisor = LlmAdvisor(self.settings.llm, self.events, self.clock)
+        self._opened.push_async_callback(self.advisor.close)
         self.loop = ControlLoop(
             desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis, rollout=self.rollout,
             state=self.state, advisor=self.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,

@@ -125,7 +125,20 @@ class LlmAdvisor:
             max_tokens=self._settings.max_output_tokens,
             temperature=0.0,
         )
-        choice = completion.choices[0]
-        if choice.finish_reason == "length":
+        try:
+            choice = completion.choices[0]
+            content, cut_off = choice.message.content, choice.finish_reason == "length"
+        except (AttributeError, IndexError, TypeError):
+            raise Malformed("the endpoint's answer is no chat completion") from None
+        if cut_off:
             raise Malformed("the reply was cut off")
-        return choice.message.content or ""
+        return content or ""
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        tasks = [pending.task for pending in self._pending.values() if pending.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
