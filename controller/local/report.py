@@ -37,7 +37,7 @@ def build_report(
 ) -> dict[str, Any]:
     """The report. `sla`, `agents` and `plans` are answers of the API; latencies are the client's own, milliseconds."""
     answered = [outcome for outcome in outcomes if outcome.ok]
-    latencies = np.array([outcome.latency_ms for outcome in answered] or [float("nan")])
+    latencies = np.array([outcome.latency_ms for outcome in answered] or [0.0])
     return {
         "requests": {
             "sent": sent,
