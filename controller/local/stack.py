@@ -43,6 +43,7 @@ class StackSettings:
 @dataclass(slots=True)
 class _Process:
     name: str
+    command: list[str]
     popen: subprocess.Popen[bytes]
 
 
@@ -162,6 +163,12 @@ class LocalStack:
         self._kill(process)
         return at_s
 
+    def restart_agent(self, agent_id: str) -> None:
+        """Start a killed agent's process again; it is the same device, so it needs no new token."""
+        process = next(process for process in self._killed if agent_id.startswith(f"{process.name}-"))
+        self._killed.remove(process)
+        self._spawn(process.name, process.command)
+
     def kill_controller(self) -> None:
         """SIGKILL the controller's process (its store, and Ray's processes, are on their own then)."""
         self._kill(next(process for process in self._processes if process.name == "controller"))
@@ -199,7 +206,7 @@ class LocalStack:
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
         )
         log.close()
-        self._processes.append(_Process(name, popen))
+        self._processes.append(_Process(name, command, popen))
 
     def _is_ready(self) -> bool:
         try:

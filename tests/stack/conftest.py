@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,20 @@ def stack(zoo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         running.api.post("/v1/slas", body=example_sla())
         wait_for_plan(running, after_epoch=0)
         yield running
+
+
+@pytest.fixture(autouse=True)
+def whole(stack: LocalStack) -> None:
+    """Every test begins with all devices live, whatever the one before it killed."""
+    for agent in stack.api.get("/v1/agents"):
+        if agent["state"] == "lost" and not agent["is_cloud"]:
+            stack.restart_agent(agent["id"])
+    eventually(lambda: sum(not a["is_cloud"] for a in stack.live_agents()) == len(stack.settings.platforms))
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Returns as soon as the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)

@@ -1,9 +1,6 @@
-"""The main job on real processes, and what must hold when some of them are killed. Tests run in this order: each leaves a working stack."""
+"""The main job on real processes, and what must hold when some of them are killed. Each test leaves a stack that serves."""
 
 from __future__ import annotations
-
-import time
-from typing import Any
 
 import httpx
 import pytest
@@ -23,16 +20,11 @@ def ask(ingress: str, seed: int = 3) -> bool:
     document = render(seed)
     question, answer = document.questions[0]
     body, headers = encode_request({"image": [document.png_bytes], "question": [question.encode()]})
-    response = httpx.post(f"{ingress}/v2/models/{SERVICE}/infer", content=body, headers=headers, timeout=60, trust_env=False)
+    response = httpx.post(
+        f"{ingress}/v2/models/{SERVICE}/infer", content=body, headers=headers, timeout=60, trust_env=False
+    )
     assert response.status_code == 200, response.text
     return correct(bytes_output(response, "answer")[0].decode(), answer)
-
-
-def eventually(condition: Any, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.2)
 
 
 def test_every_device_and_the_cloud_are_enrolled_and_say_how_they_are_known(stack: LocalStack) -> None:
@@ -70,7 +62,11 @@ def test_wrong_input_is_one_sentence_and_stores_nothing(stack: LocalStack) -> No
         stack.api.put("/v1/models/broken", body=b"this is a text")
     assert stack.api.get("/v1/models") == before
     with pytest.raises(ConflictError):
-        stack.api.post("/v1/slas", json=stack.api.get(f"/v1/slas/{SERVICE}")["contract"] | {"priority": 6}, headers={"If-Match": '"1"'})
+        stack.api.post(
+            "/v1/slas",
+            json=stack.api.get(f"/v1/slas/{SERVICE}")["contract"] | {"priority": 6},
+            headers={"If-Match": '"1"'},
+        )
 
 
 def test_a_killed_controller_stops_no_request_and_loses_nothing_acknowledged(stack: LocalStack) -> None:
@@ -86,13 +82,10 @@ def test_a_killed_controller_stops_no_request_and_loses_nothing_acknowledged(sta
     assert {sla["service_id"]: sla["version"] for sla in stack.api.get("/v1/slas")} == contracts
     assert agents <= {agent["id"] for agent in stack.api.get("/v1/agents")}
     assert running_plan(stack)["epoch"] >= epoch
-    devices = len(stack.settings.platforms)
-    eventually(lambda: sum(not agent["is_cloud"] for agent in stack.live_agents()) >= devices)
     assert ask(ingresses[0])
 
 
-def test_a_killed_agent_is_replaced_and_no_request_fails(stack: LocalStack) -> None:
-    eventually(lambda: len({shard["agent"] for shard in running_plan(stack)["shards"]}) > 1)
+def test_a_killed_agent_is_replaced_no_request_fails_and_it_may_come_back(stack: LocalStack) -> None:
     before = running_plan(stack)
     ingress = ingress_urls(stack)[0]
     victim = victim_of(before, stack)
@@ -101,5 +94,6 @@ def test_a_killed_agent_is_replaced_and_no_request_fails(stack: LocalStack) -> N
     after = wait_for_plan(stack, after_epoch=before["epoch"], without=victim, timeout_s=90)
     assert after["trigger"] == "agent-lost"
     assert ask(ingress)
+    stack.restart_agent(victim)
     decisions = stack.api.get("/v1/decisions", service_id=SERVICE)
     assert any(victim in reason["text"] for decision in decisions for reason in decision["reasons"])
