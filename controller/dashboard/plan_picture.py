@@ -23,6 +23,8 @@ LANES_HEIGHT = 132
 """Height that the lanes of a stage share out, unless they need more."""
 HEADER_HEIGHT = 46
 CHIP_HEIGHT = 22
+MIN_SCALE = 0.8
+"""A page may shrink the picture to this scale to fit it in; below, its text could not be read, and the page scrolls it."""
 MARGIN = 2
 """Room for the lines of the outermost boxes."""
 _GRAIN = 1000
@@ -77,7 +79,7 @@ def plan_picture(shards: Sequence[ShardOut], agents: Sequence[AgentOut]) -> str:
     legend, bottom = _legend(names, agents, colours, width, chips_bottom + 18)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tg-plan" role="img" width="{width:g}" height="{bottom:g}" '
-        f'viewBox="0 0 {width:g} {bottom:g}" font-family="system-ui, sans-serif" font-size="12">',
+        f'viewBox="0 0 {width:g} {bottom:g}" style="min-width:{width * MIN_SCALE:.0f}px" font-family="system-ui, sans-serif" font-size="12">',
         f"<title>{escape(_in_words(columns))}</title>",
         *_links(columns),
         *(part for column in columns for part in _header(column)),
