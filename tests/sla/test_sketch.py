@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sla.errors import InvalidInputError
-from sla.sketch import MAX_KEY, MAX_MS, MIN_KEY, LatencySketch
+from sla.sketch import MAX_KEY, MAX_MS, MIN_KEY, Histogram, LatencySketch
 
 latencies = st.lists(st.floats(0.01, 60_000.0), min_size=1, max_size=200)
 
@@ -55,3 +55,18 @@ def test_buckets_out_of_bounds_are_refused_as_a_whole(buckets: dict[int, int]) -
     with pytest.raises(InvalidInputError):
         sketch.add_buckets({1: 5, **buckets})
     assert sketch.count == 0
+
+
+@given(values=latencies, q=st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]), limit=st.floats(0.1, 70_000.0))
+def test_a_histogram_says_the_same(values: list[float], q: float, limit: float) -> None:
+    histogram = Histogram()
+    histogram.add_buckets(filled(values).to_buckets())
+    assert histogram.to_buckets() == filled(values).to_buckets()
+    assert histogram.quantile(q) == pytest.approx(filled(values).quantile(q))
+    slower = histogram.slower_than(limit)
+    assert sum(v > limit * 1.0101 for v in values) <= slower <= sum(v > limit / 1.0101 for v in values)
+
+
+def test_an_empty_histogram_knows_nothing() -> None:
+    assert Histogram().quantile(0.5) is None
+    assert Histogram().slower_than(1.0) == Histogram().count == 0
