@@ -211,7 +211,7 @@ class IngressServer:
             timeout_keep_alive=75, timeout_graceful_shutdown=5,
             ssl_context_factory=None if ssl_context is None else lambda config, default: ssl_context,
         )  # fmt: skip
-        self._server = _EmbeddedServer(config)
+        self._server = EmbeddedServer(config)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -230,7 +230,7 @@ class IngressServer:
         self._socket.close()
 
 
-class _EmbeddedServer(uvicorn.Server):
+class EmbeddedServer(uvicorn.Server):
     """Leaves the signals to the process that it lives in."""
 
     @contextlib.contextmanager

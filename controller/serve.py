@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from agents.ingress import create_app
+from agents.ingress import EmbeddedServer, create_app
 from controller.api import create_api
 from controller.auth import Keys, keys_with_admin, load_or_create_admin_key
 from controller.core import Controller
@@ -69,7 +70,11 @@ async def _serve(settings: ControllerSettings) -> None:
         app = create_api(controller, keys)
         app.mount("/v2", create_app(controller.gateway))
         mount_dashboard(app, api_url=_own_url(settings, listener), key=key, ca_pem=controller.ca.ca_pem)
-        await uvicorn.Server(_config(app, controller, settings)).serve(sockets=[listener])
+        server = EmbeddedServer(_config(app, controller, settings))
+        # Not uvicorn's own handling: it raises the signal again when it is done, which would skip our own goodbye.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+        await server.serve(sockets=[listener])
     finally:
         await controller.stop()
 

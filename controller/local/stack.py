@@ -243,7 +243,7 @@ def require_free_port(port: int) -> None:
             ) from None
 
 
-def _end(popen: subprocess.Popen[bytes], grace_s: float = 8.0) -> None:
+def _end(popen: subprocess.Popen[bytes], grace_s: float = 20.0) -> None:
     """Wait for a process that was told to end, then SIGKILL it and what it started."""
     try:
         popen.wait(grace_s)
