@@ -191,7 +191,7 @@ class _Look:
         assert view.running is not None
         running = self._scored(view.running)
         contract_changed = self.memory.contract is not None and self.memory.contract != view.contract
-        memory = saw_risk(self.memory, running.prediction.risk, limits)
+        memory = saw_risk(self.memory, running.prediction.risk, running.score, limits)
         asked = contract_changed or suggestion is not None or self.trigger is not None or self.scored is not None
         if not asked and nothing_changed(memory, self.snapshot.now_ms, running.score, self._live(), limits):
             return self._kept(running, "nothing changed since the solver last found nothing better", ()), memory
@@ -322,7 +322,7 @@ class _Look:
             running.score - target.score
         ):
             return "link"
-        if memory.is_risky:
+        if memory.is_risky and running.prediction.risk >= self.settings.stability.risk_leave:
             return "risk"
         if self.trigger == "agent-joined":
             return "agent-joined"

@@ -23,6 +23,9 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The running plan is at risk from here ..."""
     risk_leave: float = 0.1
     """... until its risk has fallen below this."""
+    worsened: float = 0.05
+    """It is also at risk when its score is this much above the best that it had: the world changed under it (a link, a device). Half
+    of it ends that."""
     looks: int = 4
     """A plan must win this many looks in a row before it replaces one that is not at risk ..."""
     risky_looks: int = 2
@@ -86,6 +89,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     looks: int = 0
     """... and how many in a row."""
     is_risky: bool = False
+    best_score: float | None = None
+    """The lowest score of the running plan since it took over."""
     last_move_ms: float | None = None
     moves_ms: tuple[float, ...] = ()
     """When it moved within the last hour, losses of devices not counted."""
@@ -93,10 +98,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     solved: Solved | None = None
 
 
-def saw_risk(memory: Memory, risk: float, settings: StabilitySettings) -> Memory:
-    """With the risk threshold's hysteresis applied."""
-    limit = settings.risk_leave if memory.is_risky else settings.risk_enter
-    return msgspec.structs.replace(memory, is_risky=risk >= limit)
+def saw_risk(memory: Memory, risk: float, score: float, settings: StabilitySettings) -> Memory:
+    """After a look at the running plan's risk and score, with the hysteresis of both thresholds applied."""
+    risk_limit = settings.risk_leave if memory.is_risky else settings.risk_enter
+    rise_limit = settings.worsened / 2 if memory.is_risky else settings.worsened
+    best = score if memory.best_score is None else min(score, memory.best_score)
+    is_risky = risk >= risk_limit or score - best >= rise_limit
+    return msgspec.structs.replace(memory, is_risky=is_risky, best_score=best)
 
 
 def agreed(memory: Memory, plan: Plan, proposer: str, rationale: str = "") -> Memory:

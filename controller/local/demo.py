@@ -7,7 +7,6 @@ import asyncio
 import json
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.local.load import Load
-from controller.local.report import Trouble, build_report, promises
+from controller.local.report import build_report, promises
 from controller.local.stack import LocalStack, Progress
+from controller.local.trouble import SERVICE, ingress_urls, make_trouble, wait_for_plan
 from controller.local.up import console_of_stdout, example_sla, progress_to, settings_from, wait_for_signal
-from sla.errors import RetryableError
-
-SERVICE = "document-reader"
-DEGRADE_AT = 0.35
-"""Share of the load's time after which one link is degraded."""
-KILL_AT = 0.6
-DEGRADED_DELAY_MS = 120.0
-DEGRADED_JITTER_MS = 50.0
-DEGRADED_MBPS = 20.0
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
@@ -73,118 +64,6 @@ def _run(stack: LocalStack, seconds: float, applied: dict[str, Any], progress: P
         plans=stack.api.get("/v1/plans", service_id=SERVICE),
         trouble=trouble,
     )
-
-
-def make_trouble(stack: LocalStack, began: float, seconds: float, progress: Progress) -> Trouble:
-    """Degrade a link that the running plan uses, later kill an agent that holds a shard; returns what became of it."""
-    _sleep_until(began + DEGRADE_AT * seconds)
-    plan = running_plan(stack)
-    src, dst = link_in_use(plan, entry=ingress_agents(stack)[0])
-    degraded_at_s = time.time()
-    stack.shape(src, dst, DEGRADED_DELAY_MS, DEGRADED_JITTER_MS, DEGRADED_MBPS)
-    progress(
-        f"trouble: link {src} -> {dst} degraded to {DEGRADED_MBPS:g} Mbit/s, +{DEGRADED_DELAY_MS:g} ms, jitter {DEGRADED_JITTER_MS:g} ms"
-    )
-    announced = _announce_until(stack, began + KILL_AT * seconds, plan["epoch"], progress)
-    victim = victim_of(running_plan(stack), stack)
-    killed_at_s = stack.kill_agent(victim)
-    progress(f"trouble: killed {victim} (SIGKILL) while it held a shard")
-    try:
-        replanned = wait_for_plan(stack, after_epoch=announced, timeout_s=30.0, without=victim)
-        progress(
-            f"plan {replanned['epoch']} took over {(replanned['active_at_s'] - killed_at_s) * 1000:.0f} ms after the kill"
-        )
-    except RetryableError as error:
-        progress(str(error))
-        replanned = {"active_at_s": None}
-    lost = [
-        e
-        for e in stack.api.get("/v1/events", limit=1000)
-        if e["kind"] == "agent-lost" and e["agent"] == victim and e["at_s"] >= killed_at_s
-    ]
-    _announce_until(stack, began + seconds, replanned.get("epoch", announced), progress)
-    return Trouble(
-        degraded_link=f"{src} -> {dst}",
-        degraded_at_s=degraded_at_s,
-        killed_agent=victim,
-        killed_at_s=killed_at_s,
-        detected_at_s=lost[0]["at_s"] if lost else None,
-        replanned_at_s=replanned["active_at_s"],
-    )
-
-
-def ingress_agents(stack: LocalStack) -> list[str]:
-    """Devices that take requests, the slowest first: it is the site's gateway, since it is of little use for shards."""
-    devices = [agent for agent in stack.live_agents() if agent["ingress_url"] and not agent["is_cloud"]]
-    return [agent["id"] for agent in sorted(devices, key=lambda agent: -agent["slowdown"])]
-
-
-def ingress_urls(stack: LocalStack) -> list[str]:
-    """Their addresses, in the same order."""
-    urls = {agent["id"]: agent["ingress_url"] for agent in stack.live_agents()}
-    return [urls[agent] for agent in ingress_agents(stack)]
-
-
-def running_plan(stack: LocalStack) -> dict[str, Any]:
-    """The plan that serves now."""
-    plan: dict[str, Any] = next(
-        plan for plan in reversed(stack.api.get("/v1/plans", service_id=SERVICE)) if plan["running"]
-    )
-    return plan
-
-
-def wait_for_plan(
-    stack: LocalStack, *, after_epoch: int, timeout_s: float = 120.0, without: str | None = None
-) -> dict[str, Any]:
-    """The first plan after `after_epoch` that reached the ingresses and does not use the agent `without`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        plans = stack.api.get("/v1/plans", service_id=SERVICE)
-        for plan in plans:
-            used = {shard["agent"] for shard in plan["shards"] if shard["role"] == "serving"}
-            if plan["epoch"] > after_epoch and plan["active_at_s"] is not None and without not in used:
-                found: dict[str, Any] = plan
-                return found
-        time.sleep(0.1)
-    raise RetryableError(f"No new plan became active within {timeout_s:.0f} s; see: tidegate explain {SERVICE}")
-
-
-def link_in_use(plan: dict[str, Any], entry: str) -> tuple[str, str]:
-    """A link that the plan sends tensors over: between two shards of one lane if there is one, else from the ingress."""
-    serving = [shard for shard in plan["shards"] if shard["role"] == "serving"]
-    for before, after in pairwise(serving):
-        if (
-            before["stage"] == after["stage"]
-            and before["blocks"][1] == after["blocks"][0]
-            and before["agent"] != after["agent"]
-        ):
-            return before["agent"], after["agent"]
-    return entry, next(shard["agent"] for shard in serving if shard["agent"] != entry)
-
-
-def victim_of(plan: dict[str, Any], stack: LocalStack) -> str:
-    """An edge agent that holds a serving shard and is not the ingress that clients use first."""
-    gateway = ingress_agents(stack)[0]
-    edge: set[str] = {agent["id"] for agent in stack.live_agents() if not agent["is_cloud"]} - {gateway}
-    serving: list[str] = [
-        shard["agent"] for shard in plan["shards"] if shard["role"] == "serving" and shard["agent"] in edge
-    ]
-    return max(sorted(set(serving)), key=serving.count)
-
-
-def _announce_until(stack: LocalStack, until: float, epoch: int, progress: Progress) -> int:
-    """Say when a new plan becomes active; the newest epoch that was said."""
-    while time.monotonic() < until:
-        plan = running_plan(stack)
-        if plan["epoch"] > epoch and plan["active_at_s"] is not None:
-            progress(f"plan {plan['epoch']} ({plan['trigger']}) is active: {plan['sentence']}")
-            epoch = plan["epoch"]
-        time.sleep(min(0.5, max(0.0, until - time.monotonic())))
-    return epoch
-
-
-def _sleep_until(when: float) -> None:
-    time.sleep(max(0.0, when - time.monotonic()))
 
 
 def _print(console: Console, report: dict[str, Any], held: list[tuple[str, bool]]) -> None:

@@ -20,6 +20,8 @@ class Trouble:
 
     degraded_link: str | None = None
     degraded_at_s: float | None = None
+    left_link_at_s: float | None = None
+    """When a plan was active that does not use the link."""
     killed_agent: str | None = None
     killed_at_s: float | None = None
     detected_at_s: float | None = None
@@ -76,6 +78,7 @@ def build_report(
         ],
         "recovery": {
             "degraded_link": trouble.degraded_link,
+            "left_link_ms": _between_ms(trouble.degraded_at_s, trouble.left_link_at_s),
             "killed_agent": trouble.killed_agent,
             "detected_ms": _between_ms(trouble.killed_at_s, trouble.detected_at_s),
             "replanned_ms": _between_ms(trouble.killed_at_s, trouble.replanned_at_s),
@@ -106,6 +109,7 @@ def promises(report: dict[str, Any]) -> list[tuple[str, bool]]:
         (f"at least {sla['accuracy_floor'] or 0:.0%} of the answers right", correct >= (sla["accuracy_floor"] or 0.0)),
         ("one model's blocks ran on two agents (block axis)", any(_splits_blocks(plan) for plan in report["plans"])),
         ("crops were spread over two agents (patch axis)", any(_splits_patches(plan) for plan in report["plans"])),
+        ("the work left the degraded link", recovery["left_link_ms"] is not None),
         ("the killed agent was noticed", recovery["detected_ms"] is not None),
         ("a plan without it took over", recovery["replanned_ms"] is not None),
     ]

@@ -38,7 +38,13 @@ BLOCK_SPLIT = plan(1, shard("a", (0, 2)), shard("b", (2, 4)), shard("c", (0, 4),
 PATCH_SPLIT = plan(2, shard("a", (0, 4), (0, 500)), shard("b", (0, 4), (500, 1000)))
 WHOLE = plan(3, shard("a", (0, 4)))
 TROUBLE = Trouble(
-    degraded_link="a -> b", killed_agent="b", killed_at_s=100.0, detected_at_s=100.4, replanned_at_s=101.5
+    degraded_link="a -> b",
+    degraded_at_s=90.0,
+    left_link_at_s=94.0,
+    killed_agent="b",
+    killed_at_s=100.0,
+    detected_at_s=100.4,
+    replanned_at_s=101.5,
 )
 
 

@@ -12,6 +12,7 @@ from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
 from policies.snapshot import Snapshot
 from policies.solve import candidates
+from policies.stability import saw_risk
 from sla.contract import contract_from
 from sla.errors import SettingsError
 
@@ -253,3 +254,16 @@ def test_an_admitted_suggestion_becomes_the_favourite(world: World, demo: Demo) 
 def test_settings_that_must_oscillate_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError):
         StabilitySettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_plan_whose_score_rises_is_at_risk_until_half_of_the_rise_is_gone() -> None:
+    settings = StabilitySettings(worsened=0.05)
+    memory = saw_risk(Memory(), risk=0.0, score=0.10, settings=settings)
+    assert not memory.is_risky
+    memory = saw_risk(memory, risk=0.0, score=0.08, settings=settings)
+    assert not saw_risk(memory, risk=0.0, score=0.12, settings=settings).is_risky
+    memory = saw_risk(memory, risk=0.0, score=0.14, settings=settings)
+    assert memory.is_risky
+    memory = saw_risk(memory, risk=0.0, score=0.11, settings=settings)
+    assert memory.is_risky, "the threshold to leave is lower than the one to enter"
+    assert not saw_risk(memory, risk=0.0, score=0.10, settings=settings).is_risky

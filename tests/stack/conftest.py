@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.local.demo import wait_for_plan
 from controller.local.stack import LocalStack, StackSettings
+from controller.local.trouble import wait_for_plan
 from controller.local.up import example_sla
 
 

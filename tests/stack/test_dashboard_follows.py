@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from controller.local.demo import SERVICE, running_plan, victim_of
 from controller.local.stack import LocalStack
+from controller.local.trouble import SERVICE, running_plan, victim_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 

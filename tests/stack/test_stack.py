@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from controller.local.demo import SERVICE, ingress_urls, running_plan, victim_of, wait_for_plan
 from controller.local.oip_client import bytes_output, encode_request
 from controller.local.stack import LocalStack
+from controller.local.trouble import SERVICE, ingress_urls, running_plan, victim_of, wait_for_plan
 from controller.services.document_reader import correct
 from controller.services.documents import render
 from sla.errors import ConflictError, InvalidInputError, RetryableError
