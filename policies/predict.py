@@ -8,7 +8,7 @@ agent's utilisation by all services), and a run. Answers return along the chain,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,7 @@ from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_o
 from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
+from sla.contract import SHARE_OF, Percentile
 
 EXACT_AVAILABILITY_AGENTS = 8
 
@@ -86,18 +87,18 @@ class Predictor:
         saturation = max((min(1.0, loads[a].busy) for a in totals.busy_ms), default=0.0)
         jitter = math.sqrt(sum(max((lane.jitter_variance for lane in lanes), default=0.0) for lanes in totals.stages))
         availability = availability_of(plan, self.costs.agents)
-        p99 = times.quantile_ms(0.99) * scale
+        quantiles: dict[Percentile, float] = {name: times.quantile_ms(q) * scale for name, q in SHARE_OF.items()}
         energy = totals.energy_j
         move_bytes, move_ms = self._move(held)
         return Prediction(
-            p50_ms=times.quantile_ms(0.5) * scale,
-            p95_ms=times.quantile_ms(0.95) * scale,
-            p99_ms=p99,
+            p50_ms=quantiles["p50"],
+            p95_ms=quantiles["p95"],
+            p99_ms=quantiles["p99"],
             mean_ms=times.mean_ms() * scale,
             throughput_rps=capacity,
             saturation=saturation,
             jitter_ms=jitter,
-            risk=self._risk(p99, capacity, availability, energy, totals),
+            risk=self._risk(quantiles, capacity, availability, energy, totals),
             availability=availability,
             accuracy=accuracy_of(self.costs, (stage.model for stage in plan.stages)),
             energy_j=energy,
@@ -203,12 +204,16 @@ class Predictor:
                 words = f"link {src} to {dst}: {100 * min(self.rate_rps / limit, 9.99):.0f} % busy"
         return best, words
 
-    def _risk(self, p99_ms: float, capacity: float, availability: float, energy_j: float, totals: _Totals) -> float:
+    def _risk(
+        self, quantiles_ms: Mapping[Percentile, float], capacity: float, availability: float, energy_j: float, totals: _Totals
+    ) -> float:  # fmt: skip
         """Probability that one of the promises is broken; each prediction is off by a log-normal factor."""
         contract, s = self.view.contract, self.settings
         trusted = totals.measured_ms / totals.run_ms if totals.run_ms else 0.0
         sigma = s.sigma_unmeasured + trusted * (s.sigma_measured - s.sigma_unmeasured)
-        kept = shortfall_kept(contract.latency_p99_ms, p99_ms, sigma)
+        # Promises about times of one distribution are kept or broken together: the tightest one counts.
+        times = [o for o in contract.latency_objectives() if o.metric != "inter-token"]
+        kept = min(shortfall_kept(o.at_most_ms, quantiles_ms[o.percentile], sigma) for o in times)
         kept *= shortfall_kept(capacity, self.rate_rps, s.sigma_capacity)
         kept *= shortfall_kept(1.0 - contract.availability_sla, 1.0 - availability, s.sigma_availability)
         if contract.energy_j_per_request is not None:
