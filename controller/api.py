@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
 from controller.core import Controller
@@ -78,18 +80,36 @@ def create_api(controller: Controller, keys: Keys | None) -> FastAPI:
             500, plain_problem(500, "internal", "Internal error", "The controller failed; its log says why."), {}
         )
 
-    @app.middleware("http")
-    async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        refusal = _refusal(request, keys)
-        return refusal if refusal is not None else await call_next(request)
-
+    app.add_middleware(_Guard, keys=keys)
     return app
 
 
-def _refusal(request: Request, keys: Keys | None) -> Response | None:
+class _Guard:
+    """Lets a request or a websocket in, or not, before anything else sees it."""
+
+    def __init__(self, app: ASGIApp, keys: Keys | None) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            refusal = _refusal(Request(scope), "GET" if scope["method"] == "HEAD" else scope["method"], self._keys)
+            await (refusal or self._app)(scope, receive, send)
+        elif scope["type"] == "websocket":
+            # A page of another site can open a websocket without asking first, so it is held to what a writing request is.
+            socket = WebSocket(scope, receive, send)
+            if _refusal(socket, "WEBSOCKET", self._keys) is None:
+                await self._app(scope, receive, send)
+            else:
+                await socket.close(code=1008)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _refusal(request: HTTPConnection, method: str, keys: Keys | None) -> Response | None:
     """Why this request may not pass, None if it may."""
     host = request.headers.get("host", "")
-    if request.method not in ("GET", "HEAD") and is_foreign_page(host, request.headers.get("origin")):
+    if method != "GET" and is_foreign_page(host, request.headers.get("origin")):
         return _problem_response(
             403, plain_problem(403, "foreign-page", "Refused", "A page of another site may not call this API."), {}
         )
@@ -105,7 +125,8 @@ def _refusal(request: Request, keys: Keys | None) -> Response | None:
         "tidegate_key", ""
     )
     role = keys.role_of(key) if key else None
-    needed = Role.VIEWER if request.method in ("GET", "HEAD") else Role.OPERATOR
+    # Asking a model changes nothing here, so whoever may look may ask.
+    needed = Role.VIEWER if method == "GET" or request.url.path.startswith("/v2") else Role.OPERATOR
     if role is None:
         if _wants_page(request):
             return None  # The dashboard shows its own sign-in; its data comes through this API with the key.
@@ -121,7 +142,7 @@ def _refusal(request: Request, keys: Keys | None) -> Response | None:
     return None
 
 
-def _wants_page(request: Request) -> bool:
+def _wants_page(request: HTTPConnection) -> bool:
     return not request.url.path.startswith(("/v1", "/v2", "/metrics", "/docs", "/openapi.json"))
 
 
@@ -239,6 +260,12 @@ def _fleet(router: APIRouter, controller: Controller) -> None:
         """Move the agent's shards elsewhere and give it no new ones."""
         await controller.drain(agent_id)
         return {"agent": agent_id, "state": "draining"}
+
+    @router.post("/v1/agents/{agent_id}:undrain", tags=["agents"])
+    async def undrain(agent_id: str) -> dict[str, str]:
+        """Let a drained agent have work again."""
+        await controller.undrain(agent_id)
+        return {"agent": agent_id, "state": "live"}
 
     @router.delete("/v1/agents/{agent_id}", tags=["agents"], status_code=204)
     async def remove(agent_id: str) -> Response:

@@ -37,6 +37,12 @@ def agent_drain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def agent_undrain(arguments: argparse.Namespace) -> int:
+    _api(arguments).post(f"/v1/agents/{arguments.id}:undrain")
+    print(f"{arguments.id} may have work again.")
+    return 0
+
+
 def agent_remove(arguments: argparse.Namespace) -> int:
     _api(arguments).delete(f"/v1/agents/{arguments.id}")
     print(f"{arguments.id} is removed; it must enroll anew to come back.")

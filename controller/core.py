@@ -214,7 +214,11 @@ class Controller:
 
     async def delete_contract(self, service: str, if_version: int | None) -> None:
         """Withdraw a contract. Raises NotFoundError, ConflictError."""
+        contract = self.desired.contract(service).contract
         await self.desired.delete_contract(service, if_version)
+        self.gateway.drop(ServiceId(contract.service_name))
+        await self.loop.retire(ServiceId(service), ServiceId(contract.service_name))
+        self.events.add("contract", f"Contract {service} is withdrawn.", service=service)
 
     def slas(self) -> list[SlaOut]:
         """All contracts with what was attained."""
@@ -297,6 +301,12 @@ class Controller:
         self._member(agent)
         self.fleet.drain(AgentId(agent))
         self.loop.poke("operator")
+
+    async def undrain(self, agent: str) -> None:
+        """Let a drained agent have work again. Raises NotFoundError."""
+        self._member(agent)
+        self.fleet.undrain(AgentId(agent))
+        self.loop.poke("agent-joined")
 
     async def revoke(self, agent: str) -> None:
         """Take the agent's identity away. Raises NotFoundError."""

@@ -31,6 +31,8 @@ class Member:
     address: Address | None = None
     """Where peers reach it: the claimed address if it answered, else the one that was seen."""
     cached: frozenset[str] = frozenset()
+    is_draining: bool = False
+    """An operator drained it; it gets no work, whether it is connected or not."""
     faults: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     up_ms: float = 0.0
     known_ms: float = 0.0
@@ -69,8 +71,7 @@ class FleetRegistry:
         member.connection = connection
         member.facts = facts
         member.address = address
-        if member.state != "draining":
-            member.state = "live"
+        member.state = "draining" if member.is_draining else "live"
         self._telemetry.heard(agent, self._clock.now_ms())
         self._events.add("agent-live", f"{agent} ({facts.platform}, {facts.evidence}) is live.", agent=agent)
 
@@ -83,8 +84,17 @@ class FleetRegistry:
 
     def drain(self, agent: AgentId) -> None:
         """Give the agent no work from now on."""
+        self.members[agent].is_draining = True
         self.members[agent].state = "draining"
         self._events.add("agent-draining", f"{agent} is being drained.", agent=agent)
+
+    def undrain(self, agent: AgentId) -> None:
+        """Let the agent have work again."""
+        member = self.members[agent]
+        member.is_draining = False
+        if member.state == "draining":
+            member.state = "live"
+        self._events.add("agent-live", f"{agent} may have work again.", agent=agent)
 
     def look(self) -> list[AgentId]:
         """Update states by silence; the agents that became lost just now."""

@@ -80,6 +80,12 @@ class Gateway:
         """Requests to the controller's own ingress follow this route."""
         self._routes.activate(route)
 
+    def drop(self, service: ServiceId) -> None:
+        """Serve it no longer."""
+        route = next((route for route in self._routes.all() if route.spec.id == service), None)
+        if route is not None:
+            self._routes.drop(service, route.plan.epoch + 1)
+
     @property
     def is_ready(self) -> bool:
         """See `agents.ingress.InferenceService`."""

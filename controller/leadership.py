@@ -35,6 +35,10 @@ class Leadership:
 
     async def take(self, wait_s: float = 30.0) -> None:
         """Become the leader, waiting for another one's lease to end. Raises ConflictError when it does not."""
+        held = await self._state.store.lease(LEASE)
+        if held is not None and held.holder == self._holder:
+            # Our own lease from before a crash. It is given back first, so that the new token fences a twin that only hung.
+            await self._state.store.release(LEASE, held.token)
         for _ in range(int(wait_s / 0.5)):
             self._token = await self._state.store.acquire(LEASE, self._holder, TTL_MS)
             if self._token is not None:

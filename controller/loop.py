@@ -268,6 +268,11 @@ class ControlLoop:
         assert epoch is not None
         return epoch
 
+    async def retire(self, service: ServiceId, served: ServiceId) -> None:
+        """A contract was withdrawn: agents unload its shards and ingresses no longer serve it."""
+        self._services.pop(service, None)
+        await self._rollout.release(served, await self._state.next_epoch(served))
+
     def _ran_well(self, service: ServiceId) -> bool:
         """True if the plan that is being replaced served requests and all its agents are still there."""
         running = self._desired.book(service).running
