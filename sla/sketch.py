@@ -105,6 +105,12 @@ class Histogram:
         """Add counts of different buckets, which must have been checked."""
         self.counts[keys - MIN_KEY] += counts
 
+    def add_values(self, values_ms: npt.NDArray[np.float64]) -> None:
+        """Count many latencies at once, into the buckets that `LatencySketch.add` would choose."""
+        bounded = np.clip(values_ms[~np.isnan(values_ms)], MIN_MS, MAX_MS)
+        keys = np.ceil(np.log(bounded) / math.log(_MAPPING.gamma)).astype(np.int64)
+        np.add.at(self.counts, np.clip(keys, MIN_KEY, MAX_KEY) - MIN_KEY, 1)
+
     def add_buckets(self, buckets: Mapping[int, int]) -> None:
         """Add a sparse form, which must have been checked."""
         for key, count in buckets.items():

@@ -25,6 +25,8 @@ SLICE_S: Final = 60
 """Throughput is judged in slices of this length."""
 TIERS: Final = ((SLICE_S, 3 * 3600), (600, 30 * 3600), (3600, 8 * 86_400), (86_400, 91 * 86_400))
 """(length of a slot, how long the tier keeps it), seconds."""
+BLOCK_S: Final = TIERS[1][0]
+"""The grain in which the recent past is looked at to tell the near future."""
 SERVED_SHARE: Final = 0.95
 """A slice is bad when less than this share of what was offered (of what was promised, if more was offered) was answered."""
 
@@ -199,21 +201,20 @@ class ServiceWindow:
                     self._add_to(sums, tier, slot)
         return sums
 
-    def blocks(self, now_s: float, limit_ms: float) -> list[tuple[float, int, int, int]]:
-        """(start, answered, failed, slower than `limit_ms`) of the last 30 hours in ten-minute blocks, oldest first.
+    def blocks(self, now_s: float) -> list[tuple[float, Sums]]:
+        """(start, what was counted) of the last 30 hours in blocks of `BLOCK_S`, oldest first.
 
         Blocks without a request and the one under way are left out.
         """
-        length_s = TIERS[1][0]
         whole: dict[int, Sums] = {}
         for tier in (0, 1):
             for number, slot in self._tiers[tier].items():
-                block = number * TIERS[tier][0] // length_s
+                block = number * TIERS[tier][0] // BLOCK_S
                 self._add_to(whole.setdefault(block, Sums()), tier, slot)
         return [
-            (float(block * length_s), sums.ok, sums.failed, sums.latency.slower_than(limit_ms))
+            (float(block * BLOCK_S), sums)
             for block, sums in sorted(whole.items())
-            if sums.requests and (block + 1) * length_s <= now_s
+            if sums.requests and (block + 1) * BLOCK_S <= now_s
         ]
 
     def to_bytes(self) -> bytes:

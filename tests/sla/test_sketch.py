@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,9 @@ def test_a_histogram_says_the_same(values: list[float], q: float, limit: float) 
     histogram = Histogram()
     histogram.add_buckets(filled(values).to_buckets())
     assert histogram.to_buckets() == filled(values).to_buckets()
+    at_once = Histogram()
+    at_once.add_values(np.array([*values, math.nan]))
+    assert at_once.to_buckets() == histogram.to_buckets()
     assert histogram.quantile(q) == pytest.approx(filled(values).quantile(q))
     slower = histogram.slower_than(limit)
     assert sum(v > limit * 1.0101 for v in values) <= slower <= sum(v > limit / 1.0101 for v in values)
