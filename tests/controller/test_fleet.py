@@ -49,7 +49,15 @@ class Fleet:
         return connection
 
     def report(self, agent: AgentId, *peers: PeerReport) -> None:
-        plain = Report(sequence=1, cpu_saturation=0.6, foreign_saturation=0.1, memory_free_bytes=1, queue_depth=0, loaded_bytes=0, peers=peers)
+        plain = Report(
+            sequence=1,
+            cpu_saturation=0.6,
+            foreign_saturation=0.1,
+            memory_free_bytes=1,
+            queue_depth=0,
+            loaded_bytes=0,
+            peers=peers,
+        )
         self.telemetry.fold(agent, plain, self.clock.now_ms())
 
     def steady(self, agent: AgentId, reports: int = 30) -> None:
@@ -253,3 +261,12 @@ class _Quiet:
     def on_close(self, callback: Any) -> None: ...
 
     def abort(self) -> None: ...
+
+
+def test_a_drained_agent_stays_drained_when_it_reconnects_until_an_operator_says_otherwise(fleet: Fleet) -> None:
+    fleet.join(A)
+    fleet.registry.drain(A)
+    fleet.hello(A)
+    assert fleet.registry.members[A].state == "draining"
+    fleet.registry.undrain(A)
+    assert fleet.registry.members[A].state == "live"

@@ -36,6 +36,8 @@ async def test_a_restart_takes_its_own_lease_again_at_once(valkey_store: Store, 
     after = State(valkey_store)
     await Leadership(after, tmp_path).take(wait_s=0.5)
     assert await after.next_epoch("reader") == 2
+    with pytest.raises(RefusedError):
+        await before.next_epoch("reader")  # a twin that only hung is fenced
 
 
 async def test_what_a_controller_that_lost_its_lease_writes_is_refused(valkey_store: Store, tmp_path: Path) -> None:
