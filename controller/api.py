@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +18,8 @@ from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
 from controller.core import Controller
 from controller.metrics import render_metrics
 from controller.problems import plain_problem, problem
+from controller.sla_reports import report_html
+from controller.sla_views import SlaReport, SlaStatusOut
 from controller.views import (
     Admission,
     AgentOut,
@@ -34,6 +36,7 @@ from controller.views import (
     TokenOut,
 )
 from sla.errors import InvalidInputError, TidegateError
+from sla.schema import contract_schema
 
 log = logging.getLogger(__name__)
 
@@ -237,8 +240,26 @@ def _slas(router: APIRouter, controller: Controller) -> None:
         return controller.sla(service_id)
 
     @router.get("/v1/slas/{service_id}/status", tags=["slas"])
-    async def sla_status(service_id: str) -> SlaOut:
-        return controller.sla(service_id)
+    async def sla_status(service_id: str) -> SlaStatusOut:
+        """The contract with its error budgets, burn rates, alerts and the risk of breaking it soon."""
+        return controller.sla_status(service_id)
+
+    @router.get("/v1/slas/{service_id}/report", tags=["slas"], response_model=SlaReport)
+    async def sla_report(
+        service_id: str, month: str | None = None, form: Literal["html", "json"] = Query(default="json", alias="format")
+    ) -> Response:
+        """One month (`YYYY-MM`, UTC; default: the running one) as JSON, or as one HTML page to send to a customer."""
+        report = await controller.sla_report(service_id, month)
+        name = f"{service_id}-{report.month}"
+        if form == "html":
+            download = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+            return HTMLResponse(report_html(report), headers=download)
+        return JSONResponse(report.model_dump(mode="json"))
+
+    @router.get("/v1/schemas/sla", tags=["slas"])
+    async def sla_schema() -> dict[str, Any]:
+        """The JSON Schema of a contract."""
+        return contract_schema()
 
     @router.delete("/v1/slas/{service_id}", tags=["slas"], status_code=204)
     async def delete_sla(service_id: str, request: Request) -> Response:

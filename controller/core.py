@@ -11,6 +11,7 @@ from importlib import metadata
 from agents.messages import Leave, Report, Route, ShapeLink
 from controller.clock import Clock, SystemClock
 from controller.cloud import Cloud, JoinOffer
+from controller.contracts import Contracts
 from controller.desired import Desired
 from controller.door import AgentDoor
 from controller.embedded_store import EmbeddedStore
@@ -23,18 +24,18 @@ from controller.loop import ControlLoop
 from controller.models.registry import ModelRegistry
 from controller.pki import CertificateAuthority
 from controller.present import (
-    admission_out,
     agent_out,
     decision_out,
     event_out,
     model_out,
     plan_out,
     service_out,
-    sla_out,
 )
 from controller.rollout import Rollout
 from controller.services.catalog import builtin_services
 from controller.settings import ControllerSettings
+from controller.sla_reports import month_of
+from controller.sla_views import SlaReport, SlaStatusOut
 from controller.slis import Slis
 from controller.state import State
 from controller.store import Store, open_store
@@ -54,13 +55,10 @@ from controller.views import (
     TokenIn,
     TokenOut,
 )
-from policies.admit import admit
-from policies.decide import propose
 from policies.fleet import LinkView
 from policies.ids import AgentId, ModelName, ServiceId
-from policies.snapshot import ServiceView, Snapshot
-from sla.contract import Contract, parse_contract
-from sla.errors import ConflictError, InfeasibleError, InvalidInputError, NotFoundError, TidegateError
+from sla.contract import parse_contract
+from sla.errors import ConflictError, InvalidInputError, NotFoundError, TidegateError
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +119,10 @@ class Controller:
             on_route=self._on_route,
         )  # fmt: skip
         self._opened.push_async_callback(self.loop.close)
+        self.contracts = Contracts(
+            desired=self.desired, loop=self.loop, slis=self.slis, telemetry=self.telemetry, state=self.state,
+            events=self.events, clock=self.clock,
+        )  # fmt: skip
         self.door = AgentDoor(
             state=self.state, ca=self.ca, blobs=self.registry, fleet=self.fleet, telemetry=self.telemetry, clock=self.clock,
             events=self.events, on_hello=self.loop.said_hello, on_report=self._on_report,
@@ -181,14 +183,17 @@ class Controller:
     async def _save_windows(self) -> None:
         while True:
             await asyncio.sleep(self.settings.loop.save_windows_every_s)
-            self.slis.fold(self.gateway.take_services())
             try:
+                self.slis.fold(self.gateway.take_services())
+                self.contracts.tick()
                 await self.slis.save()
             except TidegateError as error:
                 log.warning("SLI counters could not be saved: %s", error)
+            except Exception:
+                log.exception("the SLI counters stumbled")  # The next round may do better; counting must not end.
 
     def _on_report(self, agent: AgentId, report: Report) -> None:
-        self.slis.fold(report.services)
+        self.slis.fold(report.services, agent)
 
     def _on_route(self, route: Route) -> None:
         self.gateway.serve(route)
@@ -198,7 +203,7 @@ class Controller:
     async def apply_contract(self, document: bytes, if_version: int | None) -> Applied:
         """Store a contract (durable when this returns) and say whether it can be kept. Raises ContractError, ConflictError."""
         contract = parse_contract(document)
-        admission = await self._admission(contract)
+        admission = await self.contracts.admission(contract)
         stored, created = await self.desired.put_contract(contract, if_version)
         self.events.add(
             "contract",
@@ -210,7 +215,7 @@ class Controller:
 
     async def preview(self, document: bytes) -> Admission:
         """Whether a contract could be kept now; changes nothing. Raises ContractError."""
-        return await self._admission(parse_contract(document))
+        return await self.contracts.admission(parse_contract(document))
 
     async def delete_contract(self, service: str, if_version: int | None) -> None:
         """Withdraw a contract. Raises NotFoundError, ConflictError."""
@@ -226,44 +231,15 @@ class Controller:
 
     def sla(self, service: str) -> SlaOut:
         """One contract with what was attained. Raises NotFoundError."""
-        stored = self.desired.contract(service)
-        spec = self.desired.spec_of(stored.contract)
-        book = self.desired.book(service)
-        name = ServiceId(stored.contract.service_name)
-        return sla_out(
-            stored,
-            self.slis.status(name, stored.contract),
-            bound=spec is not None,
-            infeasible=self.loop.infeasible(ServiceId(service)),
-            running=book.record(book.running_epoch),
-            pinned=book.pinned,
-            offered_rps=self.telemetry.offered_rps(name, self.clock.now_ms()),
-            fell_back=self.telemetry.fell_back(name),
-        )
+        return self.contracts.sla(service)
 
-    async def _admission(self, contract: Contract) -> Admission:
-        spec = self.desired.spec_of(contract)
-        if spec is None:
-            return Admission(
-                verdict="unbound",
-                text=f"accepted; there is no service {contract.service_name!r} yet, so nothing is placed until one is registered",
-            )
-        snapshot = self.loop.snapshot()
-        service = ServiceId(contract.service_id)
-        known = snapshot.services.get(service)
-        view = ServiceView(spec=spec, contract=contract, running=known.running if known else None)
-        snapshot = Snapshot(
-            now_ms=snapshot.now_ms,
-            fleet=snapshot.fleet,
-            models=snapshot.models,
-            services={**snapshot.services, service: view},
-        )
-        try:
-            proposal = await asyncio.to_thread(propose, snapshot, service, "contract")
-            decision = admit(proposal, snapshot, service)
-        except InfeasibleError as error:
-            return Admission(verdict="infeasible", text=f"infeasible: {error}")
-        return admission_out(decision, self.desired.models)
+    def sla_status(self, service: str) -> SlaStatusOut:
+        """One contract with its budgets, burn rates, alerts and risk. Raises NotFoundError."""
+        return self.contracts.status(service)
+
+    async def sla_report(self, service: str, month: str | None) -> SlaReport:
+        """One month of a contract (UTC; by default the running one). Raises NotFoundError, InvalidInputError."""
+        return await self.contracts.report(service, month or month_of(self.clock.wall_s()))
 
     # --- agents
 

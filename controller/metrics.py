@@ -28,6 +28,51 @@ async def render_metrics(controller: Controller) -> str:
     requests = Gauge("tidegate_sla_requests", "Requests in the window.", ["service"], registry=registry)
     failed = Gauge("tidegate_sla_requests_failed", "Failed requests in the window.", ["service"], registry=registry)
     met = Gauge("tidegate_sla_met", "1 if the contract is met.", ["service"], registry=registry)
+    attained = Gauge(
+        "tidegate_sla_promise_attained",
+        "Share that was good in the contract's window.",
+        ["service", "promise"],
+        registry=registry,
+    )
+    promised = Gauge(
+        "tidegate_sla_promise_share", "Share that must be good.", ["service", "promise"], registry=registry
+    )
+    left = Gauge(
+        "tidegate_sla_promise_budget_left",
+        "Share of this promise's error budget left.",
+        ["service", "promise"],
+        registry=registry,
+    )
+    burn = Gauge(
+        "tidegate_sla_burn_rate",
+        "How many times faster than allowed the budget is spent.",
+        ["service", "promise", "window"],
+        registry=registry,
+    )
+    alert = Gauge(
+        "tidegate_sla_burn_alert",
+        "1 while the multi-window burn-rate rule fires.",
+        ["service", "promise", "rule", "severity"],
+        registry=registry,
+    )
+    no_data = Gauge(
+        "tidegate_sla_burn_alert_no_data",
+        "1 while too little is heard of the service to judge the rule.",
+        ["service", "promise", "rule"],
+        registry=registry,
+    )
+    risk = Gauge(
+        "tidegate_sla_violation_risk",
+        "Probability that the contract is violated in ten minutes.",
+        ["service"],
+        registry=registry,
+    )
+    coverage = Gauge(
+        "tidegate_sla_coverage",
+        "Share of the window's minutes in which the ingresses were heard of.",
+        ["service"],
+        registry=registry,
+    )
     epoch = Gauge("tidegate_plan_epoch", "Epoch of the running plan.", ["service"], registry=registry)
     known = controller.agents()
     for state in _STATES:
@@ -37,7 +82,8 @@ async def render_metrics(controller: Controller) -> str:
             age.labels(agent.id).set(agent.age_ms / 1000)
         if agent.cpu_saturation is not None:
             busy.labels(agent.id).set(agent.cpu_saturation)
-    for sla in controller.slas():
+    for name in sorted(controller.desired.contracts):
+        sla = controller.sla_status(name)
         for gauge, value in (
             (p99, sla.p99_ms),
             (availability, sla.availability),
@@ -49,4 +95,18 @@ async def render_metrics(controller: Controller) -> str:
         requests.labels(sla.service_id).set(sla.requests)
         failed.labels(sla.service_id).set(sla.failed)
         met.labels(sla.service_id).set(sla.state in ("met", "no-traffic"))
+        risk.labels(sla.service_id).set(sla.risk.contract)
+        coverage.labels(sla.service_id).set(sla.coverage)
+        for promise in sla.promises:
+            promised.labels(sla.service_id, promise.name).set(promise.share)
+            if promise.attained is not None and promise.left is not None:
+                attained.labels(sla.service_id, promise.name).set(promise.attained)
+                left.labels(sla.service_id, promise.name).set(promise.left)
+        for promise_name, rates in sla.burns.items():
+            for window, rate in rates.items():
+                if rate is not None:
+                    burn.labels(sla.service_id, promise_name, window).set(rate)
+        for each in sla.alerts:
+            alert.labels(sla.service_id, each.promise, each.rule, each.severity).set(each.state == "firing")
+            no_data.labels(sla.service_id, each.promise, each.rule).set(each.state == "no-data")
     return generate_latest(registry).decode()

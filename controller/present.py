@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -31,6 +32,7 @@ from policies.fleet import AgentView, LinkView
 from policies.ids import ModelName
 from policies.plan import WHOLE_AXIS, Plan
 from policies.service import ModelProfile, ServiceSpec
+from sla.budget import Budget
 from sla.window import WindowStatus
 
 
@@ -206,14 +208,20 @@ def service_out(spec: ServiceSpec) -> ServiceOut:
 
 def sla_out(
     stored: StoredContract, window: WindowStatus, *, bound: bool, infeasible: str | None, running: PlanRecord | None,
-    pinned: bool, offered_rps: float, fell_back: int,
+    pinned: bool, offered_rps: float, fell_back: int, budgets: Sequence[Budget] = (), firing: Sequence[str] = (),
 ) -> SlaOut:  # fmt: skip
     """A contract beside what was attained. `bound`: there is a service of that name."""
     contract = stored.contract
     latency_met = None if window.p99_ms is None else window.p99_ms <= contract.latency_p99_ms
     availability_met = None if window.availability is None else window.availability >= contract.availability_sla
     allowed = window.requests * (1 - contract.availability_sla)
+    left = [budget.left for budget in budgets if budget.left is not None]
+    if not budgets and allowed > 0:
+        left = [1 - (window.requests - window.ok) / allowed]
     state, text = _sla_state(stored, window, bound, infeasible, running, latency_met, availability_met)
+    broken = [budget for budget in budgets if budget.met is False]
+    if state == "met" and broken:
+        state, text = "violated", _broken(broken[0])
     prediction = running.decision.prediction if running and running.decision else None
     return SlaOut(
         service_id=contract.service_id,
@@ -230,12 +238,23 @@ def sla_out(
         offered_rps=offered_rps,
         latency_met=latency_met,
         availability_met=availability_met,
-        budget_left=1 - (window.requests - window.ok) / allowed if allowed > 0 else None,
+        budget_left=min(left, default=None),
         fell_back=fell_back,
         running_epoch=running.plan.epoch if running else None,
         predicted_p99_ms=_finite(prediction.p99_ms) if prediction else None,
         pinned=pinned,
+        firing=list(firing),
     )
+
+
+def _broken(budget: Budget) -> str:
+    """Why a promise does not hold, in words."""
+    counted, promise = budget.tally, budget.promise
+    if promise.counts == "minutes":
+        return f"In {counted.bad} of {counted.total} minutes less was served than was offered and promised; {promise.share:.4%} must be served."
+    if promise.counts == "answers":
+        return f"{counted.bad} of {counted.total} answers took longer than {promise.limit:g} ms; {promise.share:.4%} must be quicker."
+    return f"{counted.bad} of {counted.total} requests were not answered; {promise.share:.4%} must be."
 
 
 def _sla_state(

@@ -36,6 +36,29 @@ class PredictionOut(BaseModel):
     bottleneck: str
 
 
+class BindingOut(BaseModel):
+    """In what a contract asks for more than the fleet can give, and which stage, link or device is to blame."""
+
+    dimension: str
+    text: str
+    asked: float | None = None
+    """As a number: milliseconds, requests/s, joules; for the availability the share that may fail."""
+    reached: float | None = None
+    stage: str | None = None
+    device: str | None = None
+    link: str | None = None
+
+
+class NearestOut(BaseModel):
+    """The nearest contract that could be kept if only this dimension gave way."""
+
+    dimension: str
+    possible: bool
+    changes: dict[str, Any]
+    """Fields of the contract with the values that would do (a JSON merge patch)."""
+    text: str
+
+
 class Admission(BaseModel):
     """The answer to a contract before anything moves."""
 
@@ -44,6 +67,16 @@ class Admission(BaseModel):
     score: float | None = None
     prediction: PredictionOut | None = None
     shards: list[ShardOut] = []
+    p99_low_ms: float | None = None
+    p99_high_ms: float | None = None
+    """Four of five plans that were predicted so end up between these two."""
+    cost_per_1k_requests: float | None = None
+    agents: list[str] = []
+    binding: list[BindingOut] = []
+    """Of an infeasible contract: what binds, the worst first."""
+    nearest: list[NearestOut] = []
+    together: NearestOut | None = None
+    """Where no dimension alone would do: several of them."""
 
 
 class Applied(BaseModel):
@@ -71,11 +104,13 @@ class SlaOut(BaseModel):
     latency_met: bool | None
     availability_met: bool | None
     budget_left: float | None
-    """Share of the window's error budget that is left; negative when overspent."""
+    """Share of the window's error budget that is left, of the promise that has least; negative when overspent."""
     fell_back: int
     running_epoch: int | None
     predicted_p99_ms: float | None
     pinned: bool = False
+    firing: list[str] = []
+    """Burn-rate alerts that fire, the most urgent first."""
 
 
 class LinkOut(BaseModel):

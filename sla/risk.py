@@ -169,3 +169,11 @@ def _more_than(limit: Floats, mean: Floats, spread: Floats) -> Floats:
 def _log_odds(share: Floats) -> Floats:
     bounded = np.clip(share, 1e-7, 1.0 - 1e-7)
     return np.asarray(np.log(bounded / (1.0 - bounded)), dtype=np.float64)
+
+
+def late_share(p50_ms: float, p99_ms: float, limit_ms: float) -> float:
+    """Share of requests slower than `limit_ms` when latencies are log-normal with these quantiles."""
+    if not 0.0 < p50_ms <= p99_ms < math.inf:
+        return 1.0
+    sigma = max(math.log(p99_ms / p50_ms) / 2.3263, 1e-3)
+    return 0.5 * math.erfc(math.log(limit_ms / p50_ms) / sigma / math.sqrt(2.0))

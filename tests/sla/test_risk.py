@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sla.contract import contract_from
 from sla.promises import Promise, Tally
-from sla.risk import _more_than, risk_of, risk_soon
+from sla.risk import _more_than, late_share, risk_of, risk_soon
 from sla.sketch import LatencySketch
 from sla.window import BLOCK_S, ServiceWindow
 
@@ -96,3 +96,10 @@ def test_a_whole_contract_from_a_window() -> None:
     assert guess.promises["availability"] < 0.05
     assert guess.contract >= max(guess.promises.values())
     assert guess.horizon_s == BLOCK_S
+
+
+def test_the_share_of_late_answers_follows_from_two_quantiles() -> None:
+    assert late_share(100.0, 300.0, 300.0) == pytest.approx(0.01, rel=0.01)
+    assert late_share(100.0, 300.0, 100.0) == pytest.approx(0.5)
+    assert late_share(100.0, 100.0, 101.0) < 1e-6
+    assert late_share(0.0, float("inf"), 10.0) == 1.0
