@@ -281,8 +281,8 @@ class Agent:
                 return await self._engine.prepare(message, self._bulk), {}
             case Activate(route=route):
                 self._activate(route)
-            case Release(service_id=service_id, below_epoch=below_epoch):
-                gone = self._engine.release(service_id, below_epoch)
+            case Release(service_id=service_id, below_epoch=below_epoch, abandoned=abandoned):
+                gone = self._engine.release(service_id, below_epoch, abandoned)
                 self._routes.drop(service_id, below_epoch)
                 log.info("released %d shards of %s below epoch %d", len(gone), service_id, below_epoch)
             case ShapeLink():

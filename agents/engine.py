@@ -127,11 +127,15 @@ class Engine:
             )
         )
 
-    def release(self, service_id: ServiceId, below_epoch: int) -> list[BlobHash]:
-        """Unload what only epochs of the service below `below_epoch` needed; the hashes that went."""
+    def release(self, service_id: ServiceId, below_epoch: int, abandoned: int | None = None) -> list[BlobHash]:
+        """Unload what only epochs of the service below `below_epoch`, or an abandoned one, needed; the hashes that went."""
         gone = []
         for sha256, shard in list(self._loaded.items()):
-            old = {(s, epoch) for s, epoch in shard.holders if s == service_id and epoch < below_epoch}
+            old = {
+                (s, epoch)
+                for s, epoch in shard.holders
+                if s == service_id and (epoch < below_epoch or epoch == abandoned)
+            }
             if old and self._drop_holders(shard, old):
                 gone.append(sha256)
         return gone

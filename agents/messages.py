@@ -255,6 +255,8 @@ class Release(Message, frozen=True, kw_only=True, tag="release"):
 
     service_id: ServiceId
     below_epoch: int
+    abandoned: int | None = None
+    """An epoch that was prepared and will never serve: nobody needs its shards either."""
 
 
 class ShapeLink(Message, frozen=True, kw_only=True, tag="shape-link"):

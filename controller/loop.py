@@ -233,10 +233,15 @@ class ControlLoop:
         """Stage, prove, make durable, switch, clean up later. Raises TidegateError while nothing has changed yet."""
         epoch = plan.epoch
         self._events.add("rollout", f"{service}: plan {epoch} is being prepared.", service=service, epoch=epoch)
-        staged = await self._rollout.stage(spec, plan)
+        running_epoch = self._desired.book(service).running_epoch or 0
+        try:
+            staged = await self._rollout.stage(spec, plan, running_epoch=running_epoch)
+            if decision.trigger != "agent-lost":
+                await self._rollout.prove(staged.route)
+        except TidegateError:
+            await self._rollout.abandon(spec.id, epoch)
+            raise
         plan = staged.route.plan
-        if decision.trigger != "agent-lost":
-            await self._rollout.prove(staged.route)
         await self._desired.add_plan(service, plan, msgspec.structs.replace(decision, plan=plan), self._clock.wall_s())
         await self._switch(service, staged.route)
 

@@ -22,7 +22,7 @@ from controller.settings import LoopSettings
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.plan import Plan, Span
 from policies.service import ServiceSpec
-from sla.errors import AgentLostError, RetryableError, TidegateError
+from sla.errors import AgentLostError, OverloadedError, RetryableError, TidegateError
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +68,16 @@ class Rollout:
         self._canary = canary
         self._settings = settings
 
-    async def stage(self, spec: ServiceSpec, plan: Plan) -> RolledOut:
-        """Load, warm up and prove the plan without serving by it. Raises RolloutError."""
+    async def stage(self, spec: ServiceSpec, plan: Plan, *, running_epoch: int = 0) -> RolledOut:
+        """Load, warm up and prove the plan without serving by it. Raises RolloutError; `abandon` it then.
+
+        An agent without room may drop what only plans before `running_epoch` needed, sooner than usual.
+        """
         needed, files = await asyncio.to_thread(self._needed, plan)
         agents = sorted(needed.keys() | self.ingresses())
         results = await asyncio.gather(
-            *(self._prepare(spec, plan, agent, needed.get(agent, [])) for agent in agents), return_exceptions=True
+            *(self._make_room_and_prepare(spec, plan, agent, needed.get(agent, []), running_epoch) for agent in agents),
+            return_exceptions=True,
         )
         fetched = 0
         failed: dict[AgentId, TidegateError] = {}
@@ -128,8 +132,14 @@ class Rollout:
 
     async def release(self, service: ServiceId, below_epoch: int) -> None:
         """Let agents unload what only older epochs needed; best effort, repeated with the next plan."""
+        await self._release(Release(service_id=service, below_epoch=below_epoch))
+
+    async def abandon(self, service: ServiceId, epoch: int) -> None:
+        """A plan that was staged will not serve: let agents unload what only it needed; best effort."""
+        await self._release(Release(service_id=service, below_epoch=0, abandoned=epoch))
+
+    async def _release(self, message: Release) -> None:
         connected = [agent for agent, member in self._fleet.members.items() if member.connection is not None]
-        message = Release(service_id=service, below_epoch=below_epoch)
         results = await asyncio.gather(
             *(self._connection(agent).call(message, timeout_s=10.0) for agent in connected), return_exceptions=True
         )
@@ -157,6 +167,17 @@ class Rollout:
         keys = {key: which for per_agent in wanted.values() for key, which in per_agent.items()}
         files = {key: self._files.shard_file(model, blocks) for key, (model, blocks) in keys.items()}
         return {agent: [files[key] for key in per_agent] for agent, per_agent in wanted.items()}, files
+
+    async def _make_room_and_prepare(
+        self, spec: ServiceSpec, plan: Plan, agent: AgentId, files: list[ShardFile], running_epoch: int
+    ) -> Prepared:
+        try:
+            return await self._prepare(spec, plan, agent, files)
+        except OverloadedError as error:
+            log.info("%s drops what is older than plan %d to make room: %s", agent, running_epoch, error)
+            message = Release(service_id=spec.id, below_epoch=running_epoch)
+            await self._connection(agent).call(message, timeout_s=10.0)
+            return await self._prepare(spec, plan, agent, files)
 
     async def _prepare(self, spec: ServiceSpec, plan: Plan, agent: AgentId, files: list[ShardFile]) -> Prepared:
         assets = tuple(sorted(spec.assets.values())) if agent in self.ingresses() else ()

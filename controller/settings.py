@@ -65,7 +65,7 @@ class LoopSettings:
     prepare_timeout_s: float = 90.0
     """Fetch, load, warm up and golden comparison of all shards of a plan."""
     canary_deadline_ms: float = 15_000.0
-    release_after_s: float = 20.0
+    release_after_s: float = 10.0
     """Shards of the previous plan stay loaded this long, for requests that are still on their way."""
     save_windows_every_s: float = 5.0
     """SLI counters are written to the store this often; what is newer is lost with the controller."""

@@ -23,7 +23,7 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The running plan is at risk from here ..."""
     risk_leave: float = 0.1
     """... until its risk has fallen below this."""
-    worsened: float = 0.05
+    worsened: float = 0.04
     """It is also at risk when its score is this much above the best that it had: the world changed under it (a link, a device). Half
     of it ends that."""
     looks: int = 4

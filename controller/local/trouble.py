@@ -14,8 +14,8 @@ SERVICE = "document-reader"
 DEGRADE_AT = 0.4
 """Share of the load's time after which one link is degraded."""
 KILL_AT = 0.65
-DEGRADED_DELAY_MS = 120.0
-DEGRADED_JITTER_MS = 80.0
+DEGRADED_DELAY_MS = 100.0
+DEGRADED_JITTER_MS = 100.0
 DEGRADED_MBPS = 20.0
 
 

@@ -95,6 +95,7 @@ async def test_a_shard_stays_as_long_as_any_epoch_needs_it(engine, tiny):
     await engine.prepare(prepare(file, epoch=2), tiny.source)
     assert engine.release("s", 2) == []
     assert engine.release("another", 99) == []
+    assert engine.release("s", 0, abandoned=9) == []
     assert engine.release("s", 3) == [file.sha256]
 
 
@@ -179,3 +180,11 @@ async def test_blocks_are_reported_apart(engine, tiny, items, ledger):
         await run(engine, tiny.file(*span), items(2))
     ((service,), _) = ledger.take()
     assert {shard.blocks for shard in service.shards} == {Span(0, 1), Span(0, 2)}
+
+
+async def test_an_abandoned_epoch_gives_its_memory_back_though_it_is_newer(engine, tiny):
+    kept, tried = tiny.file(0, 1), tiny.file(1, 2)
+    await engine.prepare(prepare(kept, epoch=3), tiny.source)
+    await engine.prepare(prepare(kept, tried, epoch=4), tiny.source)
+    assert engine.release("s", 0, abandoned=4) == [tried.sha256]
+    assert engine.loaded() == {kept.sha256}

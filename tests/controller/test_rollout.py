@@ -17,7 +17,7 @@ from controller.telemetry import Telemetry
 from policies.ids import AgentId, BlobHash, ModelName, ServiceId
 from policies.plan import Plan, Span
 from policies.service import ServiceSpec
-from sla.errors import AgentLostError, DeadlineExceededError, RefusedError, TidegateError
+from sla.errors import AgentLostError, DeadlineExceededError, OverloadedError, RefusedError, TidegateError
 
 
 class Files:
@@ -250,3 +250,21 @@ async def test_an_agent_that_comes_back_gets_its_shards_of_the_running_plan_agai
     world.devices[AgentId("c")].loaded.clear()
     await world.rollout.prepare_on(AgentId("c"), route)
     assert world.devices[AgentId("c")].loaded == {"det-1-3"}
+
+
+async def test_an_agent_without_room_drops_what_older_plans_needed_and_is_asked_again(
+    world: World, sampled: ServiceSpec, make_plan: Any
+) -> None:
+    await world.move(sampled, make_plan(2, "a", "c"))
+    connection = world.devices[AgentId("c")].connection
+    willing = connection.script
+
+    def full(message: Message) -> Any:
+        if isinstance(message, Prepare) and not world.asked("c", Release):
+            return OverloadedError("needs 132 MB, but only 74 MB are free")
+        return willing(message)
+
+    connection.script = full
+    await world.rollout.stage(sampled, make_plan(3, "b", "c"), running_epoch=2)
+    assert [message.below_epoch for message in world.asked("c", Release)] == [2]
+    assert len(world.asked("c", Prepare)) == 3
