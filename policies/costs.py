@@ -63,6 +63,7 @@ class ProfileSums:
     fixed_ms: Floats
     per_item_ms: Floats
     param_bytes: Floats
+    file_bytes: Floats
 
     @staticmethod
     def of(model: ModelProfile) -> ProfileSums:
@@ -74,6 +75,7 @@ class ProfileSums:
             prefix([b.fixed_ms for b in model.blocks]),
             prefix([b.per_item_ms for b in model.blocks]),
             prefix([float(b.param_bytes) for b in model.blocks]),
+            prefix([float(b.file_bytes or b.param_bytes) for b in model.blocks]),
         )
 
     def run_ms(self, span: Span, items: float) -> float:
@@ -83,6 +85,10 @@ class ProfileSums:
 
     def params(self, span: Span) -> int:
         return int(self.param_bytes[span.stop] - self.param_bytes[span.start])
+
+    def pushed(self, span: Span) -> int:
+        """Bytes to send to an agent that lacks these blocks; as many as they use in memory where the files' sizes are not known."""
+        return int(self.file_bytes[span.stop] - self.file_bytes[span.start])
 
     def bytes_before(self, block: int) -> int:
         """Bytes per item that a shard starting at `block` is sent."""

@@ -224,7 +224,7 @@ class Predictor:
         """Bytes to push and time until all agents are ready; agents fetch side by side."""
         pushed = {
             agent: sum(
-                self.costs.sums(model).params(Span(start, stop))
+                self.costs.sums(model).pushed(Span(start, stop))
                 for (model, start, stop) in files
                 if (model, start, stop) not in self.running_held.get(agent, {})
             )

@@ -22,6 +22,8 @@ class BlockProfile(msgspec.Struct, frozen=True, kw_only=True):
     param_bytes: int
     cut_bytes_per_item: int
     """Bytes that cross the cut after this block, per item (for the last block: the model's outputs)."""
+    file_bytes: int = 0
+    """Size of the block as a file, which is what is pushed to an agent; 0 if it was not noted."""
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the reference answers that this variant gets right, in [0, 1]."""
     atomic_reason: str = ""
     """Why there is only one block, if there is only one."""
+    split_until: int | None = None
+    """The first block that mixes items: those before it were proven to act item by item. None if that was not looked for."""
 
 
 class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):

@@ -1,4 +1,4 @@
-"""Where a graph is cut into blocks: at positions where few bytes are live, so that the blocks cost about the same."""
+"""Where a graph is cut into blocks: at every layer of a transformer; elsewhere where few bytes are live, in blocks of about the same cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from controller.models.fusion import convolution_residuals, fused_values
 from controller.models.graph import Graph
 from controller.models.layout import Carried, Partition, assemble, constant_nodes, lay_out
 from controller.models.observing import Observation
+from controller.models.scopes import layer_edges
 
 MAX_BLOCKS = 8
+"""Of a graph whose layers are not known."""
+MAX_LAYER_CUTS = 63
 MAX_CROSSING_VALUES = 32
 """A frame holds 64 tensors; the inputs of the whole model travel beside those that cross."""
 _MAX_CANDIDATES = 64
@@ -21,6 +24,8 @@ _BYTES_WEIGHT = 0.1
 """A cut that carries as much as the median candidate weighs like one block of eight that is 0.9 times too large."""
 _WORTHWHILE = 0.97
 """One more block must make the largest one at least 3 % smaller."""
+_MIN_LAYER_SHARE = 0.002
+"""Of the cost: what is less between two layers stays with its neighbour."""
 _FUSION_PENALTY = 4.0
 """Where a cut would separate what the runtime fuses, its bytes count this many times."""
 
@@ -29,8 +34,10 @@ def partition(graph: Graph, seen: Observation, *, max_blocks: int = MAX_BLOCKS) 
     """Cut `graph` into at most `max_blocks` blocks of about the same cost; one block with a reason if that cannot be."""
     shared, order, carried = lay_out(graph, seen)
     candidates = _candidates(graph, seen, order, carried)
-    costs = node_costs(graph, seen)
-    cuts = _choose(candidates, [costs[at] for at in order], max_blocks)
+    by_node = node_costs(graph, seen)
+    costs = [by_node[at] for at in order]
+    cuts = _at_layers(layer_edges(graph, order), candidates, costs) if max_blocks >= MAX_BLOCKS else []
+    cuts = cuts or _choose(candidates, costs, max_blocks)
     return assemble(
         graph, shared, (0, *cuts, len(order)), reason="" if cuts else _why_atomic(graph, order, bool(candidates))
     )
@@ -66,6 +73,19 @@ def _candidates(
             penalty = _FUSION_PENALTY if harms else 1.0
             found.append(_Candidate(at, size * penalty))
     return found
+
+
+def _at_layers(edges: Sequence[int], candidates: Sequence[_Candidate], costs: Sequence[float]) -> list[int]:
+    """The edges that can be cut, without those that would leave next to nothing on one side; empty if there are too many."""
+    possible = {candidate.at for candidate in candidates}
+    until = [0.0, *itertools.accumulate(costs)]
+    least = _MIN_LAYER_SHARE * until[-1]
+    cuts: list[int] = []
+    for edge in edges:
+        since = cuts[-1] if cuts else 0
+        if edge in possible and until[edge] - until[since] >= least and until[-1] - until[edge] >= least:
+            cuts.append(edge)
+    return cuts if len(cuts) <= MAX_LAYER_CUTS else []
 
 
 def _choose(candidates: list[_Candidate], costs: Sequence[float], max_blocks: int) -> list[int]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.models.cutting import partition
-from controller.models.extraction import Declaration, declare, piece
+from controller.models.extraction import Declaration, declare, loosened, piece
 from controller.models.graph import Graph
 from controller.models.layout import Partition, constant_nodes, one_block
 from controller.models.observing import Observation, observe
-from controller.models.proving import CLOSE, Chain, Proof, largest_difference, prove_split
+from controller.models.proving import CLOSE, Chain, Proof, items_until, largest_difference, prove_split
 from controller.models.samples import first_item
 from controller.models.sessions import Arrays, open_session, run
 from policies.service import Axis, BlockProfile
@@ -32,6 +32,8 @@ class Examination:
     input_bytes: int
     activation_bytes: int
     split: bool
+    split_until: int | None
+    """Leading blocks that act item by item where the whole does not; None where that was not looked for."""
     proof: Proof
     trace: Arrays
     """Every value at every cut, with inputs and outputs, for one item."""
@@ -45,27 +47,37 @@ def examine(graph: Graph, content: bytes, sample: Arrays, axis: Axis | None, nam
     together = run(whole, sample, graph.outputs, name)
     seen = observe(graph, one, name)
     cut, declared, chain, error = _cut_and_prove(graph, seen, sample, together, name)
-    split, sentence = False, "not asked for"
+    split, sentence, until = False, "not asked for", None
     if axis:
         split, sentence = prove_split(graph, whole, sample, together, name)
+        until = len(cut.names) if split else items_until(cut, chain, sample)
     many_ms = chain.time(sample) if items > 1 else None
     one_ms = chain.time(one)
     trace = chain.run(one) | run(whole, one, graph.outputs, name)
     return Examination(
-        cut=cut, declared=declared, blocks=_profiles(cut, seen, one_ms, many_ms, items),
+        cut=cut, declared=declared, blocks=_profiles(cut, seen, chain.file_bytes, one_ms, many_ms, items),
         input_bytes=sum(array.nbytes for array in one.values()), activation_bytes=_activation_bytes(cut, seen),
-        split=split, proof=Proof(chain_error=error, split=sentence), trace=trace,
+        split=split, split_until=until, proof=Proof(chain_error=error, split=sentence), trace=trace,
     )  # fmt: skip
 
 
 def _cut_and_prove(
     graph: Graph, seen: Observation, sample: Arrays, together: Arrays, name: str
 ) -> tuple[Partition, dict[str, Declaration], Chain, float]:
-    """The partition with its chain; a single block if the chain does not give what the whole gives."""
+    """The partition with its chain; a single block if the chain does not give what the whole gives.
+
+    What a shard knows of the dimensions that come in decides what the runtime fuses in it; of two ways to declare them the one that gives
+    what the whole gives is kept, bit for bit if there is one.
+    """
     cut = partition(graph, seen)
     declared = declare(cut, seen)
     chain = Chain.load(cut, declared, name)
     error = _chain_error(chain, sample, together)
+    if error > 0 and (loose := loosened(declared)) != declared:
+        other = Chain.load(cut, loose, name)
+        other_error = _chain_error(other, sample, together)
+        if other_error < error:
+            declared, chain, error = loose, other, other_error
     if error > CLOSE:
         reason = f"cutting it changes the result (relative difference {error:.2g})"
         cut, declared = one_block(cut, reason), {}
@@ -79,7 +91,12 @@ def _chain_error(chain: Chain, sample: Arrays, together: Arrays) -> float:
 
 
 def _profiles(
-    cut: Partition, seen: Observation, one_ms: tuple[float, ...], many_ms: tuple[float, ...] | None, items: int
+    cut: Partition,
+    seen: Observation,
+    file_bytes: list[int],
+    one_ms: tuple[float, ...],
+    many_ms: tuple[float, ...] | None,
+    items: int,
 ) -> tuple[BlockProfile, ...]:
     constant = constant_nodes(cut.graph)
     profiles = []
@@ -94,6 +111,7 @@ def _profiles(
                 per_item_ms=per_item_ms,
                 param_bytes=int(RESIDENT_FACTOR * _weight_bytes(cut, seen, block, constant)),
                 cut_bytes_per_item=sum(seen.values[key].size_bytes for key in leaving if key in seen.values),
+                file_bytes=file_bytes[block],
             )
         )
     return tuple(profiles)

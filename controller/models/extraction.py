@@ -124,6 +124,11 @@ def declare(cut: Partition, seen: Observation) -> dict[str, Declaration]:
     }
 
 
+def loosened(declared: Mapping[str, Declaration]) -> dict[str, Declaration]:
+    """The same types without any dimension: a shard must not know more than the whole model either, or it fuses what the whole does not."""
+    return {name: Declaration(value.elem_type, (None,) * len(value.dims)) for name, value in declared.items()}
+
+
 def _declaration(fact: ValueFact, proven: Dims, claimed: Dims) -> Declaration:
     rank = len(fact.shape)
     proven = proven if len(proven) == rank else (None,) * rank

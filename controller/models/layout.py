@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from controller.models.graph import Graph
 from controller.models.naming import block_name
 from controller.models.observing import Observation
+from controller.models.scopes import scope_of
 
 _MAX_SHARED_BYTES = 64 << 10
 _MAX_SHARED_CONSTANT_BYTES = 4 << 10
 _MAX_SHARED_TOTAL_BYTES = 1 << 20
 """What all shared nodes together write: some tens of microseconds, and the same on every machine, unlike a measured time."""
+_HOIST_GAP = 64
+"""Nodes between a value and its first reader that make its producer look hoisted."""
+_HOIST_DEPTH = 12
 _CHEAP_OPS = frozenset(
     [
         "Abs",
@@ -33,6 +37,7 @@ _CHEAP_OPS = frozenset(
         "Concat",
         "ConstantOfShape",
         "CumSum",
+        "DequantizeLinear",
         "Div",
         "Equal",
         "Expand",
@@ -47,6 +52,7 @@ _CHEAP_OPS = frozenset(
         "IsNaN",
         "Less",
         "LessOrEqual",
+        "Log",
         "Max",
         "Min",
         "Mod",
@@ -120,7 +126,9 @@ def assemble(graph: Graph, shared: Iterable[int], bounds: tuple[int, ...], *, re
     order = _order(graph, shared)
     names: list[str] = []
     for start, stop in itertools.pairwise(bounds):
-        names.append(block_name([graph.nodes[at] for at in order[start:stop]], len(names), taken=names))
+        inside = order[start:stop]
+        scopes = [scope_of(graph, at) for at in inside]
+        names.append(block_name([graph.nodes[at] for at in inside], scopes, len(names), taken=names))
     return Partition(
         graph=graph, shared=shared, order=order, carried=_carried(graph, shared, order),
         bounds=bounds, names=tuple(names), atomic_reason=reason,
@@ -184,7 +192,30 @@ def _order(graph: Graph, shared: frozenset[int]) -> tuple[int, ...]:
         if at is not None and at not in needed:
             needed.add(at)
             names.extend(graph.reads[at])
-    return tuple(sorted(needed - shared))
+    return _with_hoisted_nodes_sunk(graph, sorted(needed - shared))
+
+
+def _with_hoisted_nodes_sunk(graph: Graph, order: list[int]) -> tuple[int, ...]:
+    """`order` with each shallow node that is first read far behind it moved to its first reader.
+
+    Exporters compute the keys and values of all cross-attention layers in front; left there, all of them would cross every cut. Only nodes
+    close to the model's inputs are moved: what they read is live anyway.
+    """
+    depth: dict[str, int] = {}
+    for at in order:
+        reached = 1 + max((depth.get(name, 0) for name in graph.reads[at]), default=0)
+        depth |= dict.fromkeys(graph.nodes[at].output, reached)
+    slots: dict[str, int] = {}
+    """Value -> the least slot of any node that reads it."""
+    keys: dict[int, tuple[int, int, int]] = {}
+    for at in reversed(order):
+        first = min((slots[name] for name in graph.nodes[at].output if name in slots), default=at)
+        is_hoisted = first - at > _HOIST_GAP and depth[graph.nodes[at].output[0]] <= _HOIST_DEPTH
+        slot = first if is_hoisted else at
+        keys[at] = (slot, 0 if is_hoisted else 1, at)
+        for name in graph.reads[at]:
+            slots[name] = min(slots.get(name, slot), slot)
+    return tuple(sorted(order, key=keys.__getitem__))
 
 
 def _carried(graph: Graph, shared: frozenset[int], order: tuple[int, ...]) -> tuple[Carried, ...]:

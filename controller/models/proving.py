@@ -50,6 +50,7 @@ class Chain:
     name: str
     pieces: list[Piece]
     sessions: list[Any]
+    file_bytes: list[int]
     best_ms: list[float] = field(default_factory=list)
     """Shortest time of each block since `forget_times`; the least disturbed one is the block's own cost."""
 
@@ -58,9 +59,12 @@ class Chain:
         """Extract and load every block. Raises ModelError if the runtime refuses one."""
         blocks = range(len(cut.names))
         pieces = [piece(cut, block, block + 1) for block in blocks]
-        files = (serialise(extract(cut, block, block + 1, declared)) for block in blocks)
-        sessions = [open_session(file, f"block {at} of {name}") for at, file in enumerate(files)]
-        return cls(name, pieces, sessions, [math.inf] * len(pieces))
+        chain = cls(name, pieces, [], [], [math.inf] * len(pieces))
+        for at in blocks:
+            file = serialise(extract(cut, at, at + 1, declared))
+            chain.sessions.append(open_session(file, f"block {at} of {name}"))
+            chain.file_bytes.append(len(file))
+        return chain
 
     def run(self, feeds: Mapping[str, Array]) -> Arrays:
         """Everything that any block read or wrote; updates `best_ms`."""
@@ -126,6 +130,31 @@ def prove_split(graph: Graph, session: Any, sample: Arrays, together: Arrays, na
     if worst > CLOSE:
         return True, f"proven within cosine {MIN_COSINE}: activations are quantised with the scale of the whole batch"
     return True, "proven: bit for bit the same" if worst == 0 else f"proven: relative difference {worst:.2g}"
+
+
+def items_until(cut: Partition, chain: Chain, sample: Arrays) -> int:
+    """How many leading blocks are proven to act item by item on `sample`, so that the items may be gathered behind them.
+
+    What crosses the cut behind them must have the items along axis 0, and be the same for items that run apart.
+    """
+    count = next(iter(sample.values())).shape[0]
+    if count < 2 or any(array.ndim == 0 or array.shape[0] != count for array in sample.values()):
+        return 0
+    together = chain.run(sample)
+    groups = ((0, 1), (1, count))
+    parts = [chain.run({key: array[start:stop] for key, array in sample.items()}) for start, stop in groups]
+    until = 0
+    for block in range(1, len(cut.names)):
+        crossing = {name: together[name] for name in cut.crossing(block)}
+        if any(array.ndim == 0 or array.shape[0] != count for array in crossing.values()):
+            continue
+        if any(part[name].ndim == 0 for part in parts for name in crossing):
+            continue
+        apart = {name: np.concatenate([part[name] for part in parts]) for name in crossing}
+        if largest_difference(crossing, apart) > CLOSE:
+            break
+        until = block
+    return until
 
 
 def _run_groups(graph: Graph, session: Any, sample: Arrays, groups: Sequence[tuple[int, int]], name: str) -> Arrays:

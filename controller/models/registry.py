@@ -34,7 +34,7 @@ from policies.plan import Span
 from policies.service import Axis, ModelProfile
 from sla.errors import ModelError, NotFoundError
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """Raise it when cutting, proving or profiling changes its results: models are then examined anew."""
 MAX_ASSET_BYTES = 256 << 20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
@@ -164,7 +164,7 @@ class ModelRegistry:
         profile = ModelProfile(
             name=ModelName(name), sha256=self._blobs.put(content), blocks=found.blocks, input_bytes_per_item=found.input_bytes,
             split_axis=axis if found.split else None, activation_bytes=found.activation_bytes,
-            atomic_reason=found.cut.atomic_reason,
+            atomic_reason=found.cut.atomic_reason, split_until=found.split_until,
         )  # fmt: skip
         return Record(
             key=key, self_contained=self_contained, profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,
