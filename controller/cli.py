@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -137,14 +138,36 @@ def _sla_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         action.add_argument("--json", action="store_true")
         if name == "apply":
             action.add_argument("--if-version", type=int, help="refuse if somebody changed it since this version")
-        action.set_defaults(run=_call(f"sla_{name}"))
+        action.set_defaults(run=_call("sla_preview", "sla_commands") if name == "preview" else _call(f"sla_{name}"))
     status = actions.add_parser("status", help="what is promised and what is kept")
     status.add_argument("id", nargs="?")
     status.add_argument("--json", action="store_true")
-    status.set_defaults(run=_call("sla_status"))
+    status.set_defaults(run=_call("sla_status", "sla_commands"))
     delete = actions.add_parser("delete", help="withdraw a contract")
     delete.add_argument("id")
     delete.set_defaults(run=_call("sla_delete"))
+    report = actions.add_parser("report", help="one month of a contract, to send to a customer")
+    report.add_argument("id")
+    report.add_argument("--month", metavar="YYYY-MM", help="UTC (default: the running one)")
+    report.add_argument("--format", choices=("html", "json"), default="html")
+    report.add_argument("--output", metavar="FILE", help="write it there instead of printing it")
+    report.set_defaults(run=_call("sla_report", "sla_commands"))
+    export = actions.add_parser("export", help="a contract as a document again")
+    export.add_argument("id")
+    export.add_argument("--openslo", action="store_true", help="as OpenSLO v1 (YAML) instead of Tidegate's JSON")
+    export.set_defaults(run=_call("sla_export", "sla_commands"))
+    bring = actions.add_parser("import", help="turn OpenSLO v1 (YAML) into a contract; prints it, or submits it")
+    bring.add_argument("file", metavar="FILE.yaml")
+    bring.add_argument("--service", help="which service, if the file speaks of several")
+    bring.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=JSON",
+        help="a field of the contract, e.g. throughput_rps=20",
+    )
+    bring.add_argument("--apply", action="store_true", help="submit it to the controller")
+    bring.set_defaults(run=_call("sla_import", "sla_commands"))
 
 
 def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -193,14 +216,14 @@ def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     explain.set_defaults(run=_call("explain"))
 
 
-def _call(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function of that name in `controller.commands`, imported when it is called."""
+def _call(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:
+    """The function of that name in `controller.commands` or another module of commands, imported when it is called."""
 
     def run(arguments: argparse.Namespace) -> int:
         from controller import commands
 
         try:
-            return int(getattr(commands, name)(arguments) or 0)
+            return int(getattr(importlib.import_module(f"controller.{module}"), name)(arguments) or 0)
         finally:
             commands.close(arguments)
 

@@ -21,36 +21,36 @@ MAX_FILE_BYTES = 2 << 30
 
 
 def agent_list(arguments: argparse.Namespace) -> int:
-    agents = _api(arguments).get("/v1/agents")
+    agents = api_of(arguments).get("/v1/agents")
     columns = ("agent", "platform", "evidence", "state", "zone", "last report", "busy", "shards", "ingress")
     rows = [
-        (a["id"], a["platform"], a["evidence"], a["state"], a["zone"], _age(a["age_ms"]), _percent(a["cpu_saturation"]),
+        (a["id"], a["platform"], a["evidence"], a["state"], a["zone"], _age(a["age_ms"]), percent_text(a["cpu_saturation"]),
          _mb(a["loaded_bytes"]), a["ingress_url"] or "-")
         for a in agents
     ]  # fmt: skip
-    return _show(arguments, agents, columns, rows)
+    return show(arguments, agents, columns, rows)
 
 
 def agent_drain(arguments: argparse.Namespace) -> int:
-    _api(arguments).post(f"/v1/agents/{arguments.id}:drain")
+    api_of(arguments).post(f"/v1/agents/{arguments.id}:drain")
     print(f"{arguments.id} is being drained.")
     return 0
 
 
 def agent_undrain(arguments: argparse.Namespace) -> int:
-    _api(arguments).post(f"/v1/agents/{arguments.id}:undrain")
+    api_of(arguments).post(f"/v1/agents/{arguments.id}:undrain")
     print(f"{arguments.id} may have work again.")
     return 0
 
 
 def agent_remove(arguments: argparse.Namespace) -> int:
-    _api(arguments).delete(f"/v1/agents/{arguments.id}")
+    api_of(arguments).delete(f"/v1/agents/{arguments.id}")
     print(f"{arguments.id} is removed; it must enroll anew to come back.")
     return 0
 
 
 def token_create(arguments: argparse.Namespace) -> int:
-    offer = _api(arguments).post(
+    offer = api_of(arguments).post(
         "/v1/tokens", json={"uses": arguments.uses, "ttl_s": arguments.ttl, "note": arguments.note}
     )
     if arguments.json:
@@ -63,7 +63,7 @@ def token_create(arguments: argparse.Namespace) -> int:
 
 
 def sla_validate(arguments: argparse.Namespace) -> int:
-    contract = parse_contract(_read(arguments.file))
+    contract = parse_contract(read_file(arguments.file))
     if arguments.json:
         print(contract.model_dump_json(indent=2))
     else:
@@ -73,7 +73,7 @@ def sla_validate(arguments: argparse.Namespace) -> int:
 
 def sla_apply(arguments: argparse.Namespace) -> int:
     headers = {"If-Match": f'"{arguments.if_version}"'} if arguments.if_version is not None else None
-    applied = _api(arguments).post("/v1/slas", body=_read(arguments.file), headers=headers, timeout_s=60)
+    applied = api_of(arguments).post("/v1/slas", body=read_file(arguments.file), headers=headers, timeout_s=60)
     if arguments.json:
         print(json.dumps(applied, indent=2))
         return 0
@@ -82,36 +82,15 @@ def sla_apply(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def sla_preview(arguments: argparse.Namespace) -> int:
-    admission = _api(arguments).post("/v1/slas:preview", body=_read(arguments.file), timeout_s=60)
-    print(json.dumps(admission, indent=2) if arguments.json else admission["text"])
-    return 0 if admission["verdict"] != "infeasible" else 1
-
-
-def sla_status(arguments: argparse.Namespace) -> int:
-    api = _api(arguments)
-    slas = [api.get(f"/v1/slas/{arguments.id}")] if arguments.id else api.get("/v1/slas")
-    columns = ("sla", "state", "p99 / promised", "answered / promised", "requests", "budget left", "plan", "why")
-    rows = [
-        (
-            s["service_id"], s["state"], f"{_number(s['p99_ms'])} / {s['contract']['latency_p99_ms']:g} ms",
-            f"{_percent(s['availability'], 3)} / {s['contract']['availability_sla']:.3%}", str(s["requests"]),
-            _percent(s["budget_left"]), str(s["running_epoch"] or "-"), s["text"],
-        )
-        for s in slas
-    ]  # fmt: skip
-    return _show(arguments, slas, columns, rows)
-
-
 def sla_delete(arguments: argparse.Namespace) -> int:
-    _api(arguments).delete(f"/v1/slas/{arguments.id}")
+    api_of(arguments).delete(f"/v1/slas/{arguments.id}")
     print(f"The SLA {arguments.id} is withdrawn.")
     return 0
 
 
 def model_add(arguments: argparse.Namespace) -> int:
-    data = _read(arguments.file)
-    model = _api(arguments).put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
+    data = read_file(arguments.file)
+    model = api_of(arguments).put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
     axis = (
         f"its items are independent along the {model['split_axis']} axis"
         if model["split_axis"]
@@ -124,7 +103,7 @@ def model_add(arguments: argparse.Namespace) -> int:
 
 
 def model_list(arguments: argparse.Namespace) -> int:
-    models = _api(arguments).get("/v1/models")
+    models = api_of(arguments).get("/v1/models")
     rows = [
         (
             m["name"],
@@ -136,11 +115,11 @@ def model_list(arguments: argparse.Namespace) -> int:
         )
         for m in models
     ]
-    return _show(arguments, models, ("model", "blocks", "split axis", "weights", "accuracy", "sha256"), rows)
+    return show(arguments, models, ("model", "blocks", "split axis", "weights", "accuracy", "sha256"), rows)
 
 
 def model_show(arguments: argparse.Namespace) -> int:
-    model = next((m for m in _api(arguments).get("/v1/models") if m["name"] == arguments.name), None)
+    model = next((m for m in api_of(arguments).get("/v1/models") if m["name"] == arguments.name), None)
     if model is None:
         raise NotFoundError(f"There is no model {arguments.name!r}; list them with: tidegate model list")
     rows = [
@@ -154,38 +133,38 @@ def model_show(arguments: argparse.Namespace) -> int:
         )
         for number, b in enumerate(model["blocks"])
     ]
-    return _show(
+    return show(
         arguments, model, ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item"), rows
     )
 
 
 def service_add(arguments: argparse.Namespace) -> int:
-    service = _api(arguments).post("/v1/services", json={"builtin": arguments.name}, timeout_s=900)
+    service = api_of(arguments).post("/v1/services", json={"builtin": arguments.name}, timeout_s=900)
     print(f"Service {service['id']} registered: {' -> '.join(stage['name'] for stage in service['stages'])}")
     return 0
 
 
 def service_list(arguments: argparse.Namespace) -> int:
-    services = _api(arguments).get("/v1/services")
+    services = api_of(arguments).get("/v1/services")
     rows = [(s["id"], " -> ".join(stage["name"] for stage in s["stages"])) for s in services]
-    return _show(arguments, services, ("service", "stages"), rows)
+    return show(arguments, services, ("service", "stages"), rows)
 
 
 def plan_show(arguments: argparse.Namespace) -> int:
-    plans = [p for p in _api(arguments).get("/v1/plans", service_id=arguments.service) if p["running"]]
+    plans = [p for p in api_of(arguments).get("/v1/plans", service_id=arguments.service) if p["running"]]
     rows = [
         (p["service_id"], str(p["epoch"]), s["stage"], s["model"], s["agent"], f"{s['blocks'][0]}-{s['blocks'][1]} of {s['block_count']}",
          _share(s["patch"]), _share(s["token"]), s["role"])
         for p in plans
         for s in p["shards"]
     ]  # fmt: skip
-    return _show(
+    return show(
         arguments, plans, ("service", "plan", "stage", "model", "agent", "blocks", "patch", "token", "role"), rows
     )
 
 
 def plan_rollback(arguments: argparse.Namespace) -> int:
-    answer = _api(arguments).post(f"/v1/plans/{arguments.service}:rollback", timeout_s=180)
+    answer = api_of(arguments).post(f"/v1/plans/{arguments.service}:rollback", timeout_s=180)
     print(
         f"{arguments.service} runs its last good plan again, as plan {answer['epoch']}; it is pinned until: tidegate plan unpin {arguments.service}"
     )
@@ -193,19 +172,19 @@ def plan_rollback(arguments: argparse.Namespace) -> int:
 
 
 def plan_pin(arguments: argparse.Namespace) -> int:
-    _api(arguments).post(f"/v1/plans/{arguments.service}:pin")
+    api_of(arguments).post(f"/v1/plans/{arguments.service}:pin")
     print(f"The plan of {arguments.service} is pinned; only the loss of a device moves it.")
     return 0
 
 
 def plan_unpin(arguments: argparse.Namespace) -> int:
-    _api(arguments).post(f"/v1/plans/{arguments.service}:unpin")
+    api_of(arguments).post(f"/v1/plans/{arguments.service}:unpin")
     print(f"The loop decides about {arguments.service} again.")
     return 0
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    decisions = _api(arguments).get("/v1/decisions", service_id=arguments.service, limit=arguments.limit)
+    decisions = api_of(arguments).get("/v1/decisions", service_id=arguments.service, limit=arguments.limit)
     if arguments.json:
         print(json.dumps(decisions, indent=2))
         return 0
@@ -222,7 +201,7 @@ def close(arguments: argparse.Namespace) -> None:
         client.close()
 
 
-def _api(arguments: argparse.Namespace) -> ApiClient:
+def api_of(arguments: argparse.Namespace) -> ApiClient:
     arguments.client = getattr(arguments, "client", None) or ApiClient(
         arguments.url, key=arguments.key, ca_file=arguments.ca_file
     )
@@ -230,7 +209,7 @@ def _api(arguments: argparse.Namespace) -> ApiClient:
     return client
 
 
-def _read(name: str) -> bytes:
+def read_file(name: str) -> bytes:
     path = Path(name)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -240,7 +219,7 @@ def _read(name: str) -> bytes:
         raise InvalidInputError(f"{name} cannot be read: {error.strerror}.") from None
 
 
-def _show(arguments: argparse.Namespace, data: Any, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> int:
+def show(arguments: argparse.Namespace, data: Any, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> int:
     if arguments.json:
         print(json.dumps(data, indent=2))
         return 0
@@ -256,11 +235,11 @@ def _age(ms: float | None) -> str:
     return "never" if ms is None else f"{ms / 1000:.1f} s ago"
 
 
-def _percent(value: float | None, digits: int = 0) -> str:
+def percent_text(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
