@@ -18,6 +18,7 @@ from sla.errors import ContractError, InvalidInputError
 from sla.openslo import UNSAID_THERE, from_openslo, to_openslo
 
 MAX_YAML_BYTES = 4 * MAX_DOCUMENT_BYTES
+MAX_YAML_DEPTH = 50
 
 
 def sla_preview(arguments: argparse.Namespace) -> int:
@@ -86,7 +87,7 @@ def sla_status(arguments: argparse.Namespace) -> int:
 def _one(arguments: argparse.Namespace, sla: dict[str, Any]) -> int:
     """One contract in full."""
     if arguments.json:
-        print(json.dumps(sla, indent=2))
+        print(json.dumps([sla], indent=2))  # A list, as without an id.
         return 0
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     console.print(f"{sla['service_id']} version {sla['version']}: {sla['state']}. {sla['text']}")
@@ -166,10 +167,19 @@ def sla_import(arguments: argparse.Namespace) -> int:
 
 
 def parse_yaml(data: bytes) -> list[Any]:
-    """The documents of a YAML stream. Raises ContractError; aliases, which can blow a file up, are refused."""
+    """The documents of a YAML stream. Raises ContractError; aliases and deep nesting, which can blow a file up, are refused."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(data, Loader=yaml.SafeLoader)):
-            raise ContractError("The file uses YAML aliases.", found="an alias", accepted="YAML without aliases")
+        depth = 0
+        for event in yaml.parse(data, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ContractError("The file uses YAML aliases.", found="an alias", accepted="YAML without aliases")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_YAML_DEPTH:
+                raise ContractError(
+                    f"The file is nested more than {MAX_YAML_DEPTH} deep.",
+                    found="deeper",
+                    accepted=f"at most {MAX_YAML_DEPTH}",
+                )
         return list(yaml.safe_load_all(data))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__

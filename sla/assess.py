@@ -49,9 +49,9 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def firing(self) -> tuple[Alert, ...]:
-        """The alerts that fire, the most urgent first."""
-        order = {"page": 0, "ticket": 1, "note": 2}
-        return tuple(sorted((a for a in self.alerts if a.state == "firing"), key=lambda a: order[a.severity]))
+        """The alerts that fire, the most urgent first; notes call nobody and stay in `alerts`."""
+        calling = [a for a in self.alerts if a.state == "firing" and a.severity != "note"]
+        return tuple(sorted(calling, key=lambda a: a.severity != "page"))
 
 
 def assess(window: ServiceWindow, contract: Contract, now_s: float) -> Assessment:
