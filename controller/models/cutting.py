@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.models.costing import node_costs
-from controller.models.fusion import convolution_residuals, fused_values
+from controller.models.fusion import behind_fused, convolution_residuals, fused_values
 from controller.models.graph import Graph
 from controller.models.layout import Carried, Partition, assemble, constant_nodes, lay_out
 from controller.models.observing import Observation
@@ -36,7 +36,8 @@ def partition(graph: Graph, seen: Observation, *, max_blocks: int = MAX_BLOCKS) 
     candidates = _candidates(graph, seen, order, carried)
     by_node = node_costs(graph, seen)
     costs = [by_node[at] for at in order]
-    cuts = _at_layers(layer_edges(graph, order), candidates, costs) if max_blocks >= MAX_BLOCKS else []
+    edges = sorted({behind_fused(graph, order, edge) for edge in layer_edges(graph, order)})
+    cuts = _at_layers(edges, candidates, costs) if max_blocks >= MAX_BLOCKS else []
     cuts = cuts or _choose(candidates, costs, max_blocks)
     return assemble(
         graph, shared, (0, *cuts, len(order)), reason="" if cuts else _why_atomic(graph, order, bool(candidates))

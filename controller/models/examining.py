@@ -13,6 +13,7 @@ from controller.models.layout import Partition, constant_nodes, one_block
 from controller.models.observing import Observation, observe
 from controller.models.proving import CLOSE, Chain, Proof, items_until, largest_difference, prove_split
 from controller.models.samples import first_item
+from controller.models.sanity import check_outputs
 from controller.models.sessions import Arrays, open_session, run
 from policies.service import Axis, BlockProfile
 
@@ -45,6 +46,7 @@ def examine(graph: Graph, content: bytes, sample: Arrays, axis: Axis | None, nam
     items = next(iter(sample.values())).shape[0] if axis else 1
     whole = open_session(content, name)
     together = run(whole, sample, graph.outputs, name)
+    check_outputs(graph, sample, together, name)
     seen = observe(graph, one, name)
     cut, declared, chain, error = _cut_and_prove(graph, seen, sample, together, name)
     split, sentence, until = False, "not asked for", None

@@ -54,6 +54,22 @@ def fused_values(graph: Graph, order: tuple[int, ...]) -> frozenset[str]:
     return frozenset(fused)
 
 
+def behind_fused(graph: Graph, order: tuple[int, ...], edge: int) -> int:
+    """The first position from `edge` on where the value made last is not read by a single node that the runtime fuses with it.
+
+    For instance behind the final normalisation of a tower instead of before it.
+    """
+    while 0 < edge < len(order):
+        made = set(graph.nodes[order[edge - 1]].output)
+        readers = [position for position, at in enumerate(order) if not made.isdisjoint(graph.reads[at])]
+        if made.intersection(graph.outputs) or readers != [edge]:
+            break
+        if graph.nodes[order[edge]].op_type not in _FUSED_WITH_BEFORE:
+            break
+        edge += 1
+    return edge
+
+
 def convolution_residuals(graph: Graph, order: tuple[int, ...], constants: frozenset[str]) -> frozenset[str]:
     """Values that are added to the result of a convolution: the runtime adds them in the same pass, in a layout of its own."""
     renames: dict[str, str] = {}
