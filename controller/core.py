@@ -350,8 +350,10 @@ class Controller:
             )
         from controller.services.single import single_stage_service
 
-        spec, profile = await asyncio.to_thread(single_stage_service, self.registry, ModelName(name), data)
-        await self.desired.put_service(spec, {profile.name: profile})
+        spec, profile, models = await asyncio.to_thread(
+            single_stage_service, self.registry, ModelName(name), data, progress=log.info
+        )
+        await self.desired.put_service(spec, models)
         self._bound(spec.id)
         return model_out(profile)
 

@@ -11,6 +11,7 @@ from controller.models.extraction import Declaration, declare, loosened, piece
 from controller.models.graph import Graph
 from controller.models.layout import Partition, constant_nodes, one_block
 from controller.models.observing import Observation, observe
+from controller.models.packages import Progress
 from controller.models.proving import CLOSE, Chain, Proof, items_until, largest_difference, prove_split
 from controller.models.samples import first_item
 from controller.models.sanity import check_outputs
@@ -40,19 +41,31 @@ class Examination:
     """Every value at every cut, with inputs and outputs, for one item."""
 
 
-def examine(graph: Graph, content: bytes, sample: Arrays, axis: Axis | None, name: str) -> Examination:
+def examine(
+    graph: Graph,
+    content: bytes,
+    sample: Arrays,
+    axis: Axis | None,
+    name: str,
+    progress: Progress = lambda sentence: None,
+) -> Examination:
     """Examine the model whose bytes are `content`. Raises ModelError if it cannot run on the sample."""
     one = first_item(sample) if axis else sample
     items = next(iter(sample.values())).shape[0] if axis else 1
     whole = open_session(content, name)
     together = run(whole, sample, graph.outputs, name)
     check_outputs(graph, sample, together, name)
+    progress(f"observing {name}: shapes and costs of {len(graph.nodes)} operators")
     seen = observe(graph, one, name)
     cut, declared, chain, error = _cut_and_prove(graph, seen, sample, together, name)
+    progress(f"{name} is cut into {len(cut.names)} blocks; relative difference in series {error:.2g}")
     split, sentence, until = False, "not asked for", None
     if axis:
         split, sentence = prove_split(graph, whole, sample, together, name)
         until = len(cut.names) if split else items_until(cut, chain, sample)
+    if axis:
+        progress(f"items of {name}: {sentence}")
+    progress(f"profiling the blocks of {name}")
     many_ms = chain.time(sample) if items > 1 else None
     one_ms = chain.time(one)
     trace = chain.run(one) | run(whole, one, graph.outputs, name)

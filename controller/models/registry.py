@@ -12,6 +12,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from controller.models.examining import Examination, examine
 from controller.models.extraction import Declaration, extract, piece, serialise
 from controller.models.graph import build_graph, read_file, read_model
 from controller.models.layout import Partition, assemble
+from controller.models.packages import Progress
 from controller.models.proving import Proof
 from controller.models.samples import SAMPLE_ITEMS, check_sample, generate_sample
 from controller.models.sessions import Arrays
@@ -59,6 +61,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The values of one item at every cut, from which golden blobs are made."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of blocks as a model of its own."""
+
+    content: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sample: Arrays
+    """What comes in when the whole model runs on its own sample, for one item."""
+
+
 class ModelRegistry:
     """See the module; `directory` belongs to this registry alone."""
 
@@ -80,6 +93,7 @@ class ModelRegistry:
         samples: Mapping[str, np.ndarray[Any, Any]] | None = None,
         accuracy: float = 1.0,
         transform: Transform | None = None,
+        progress: Progress = lambda sentence: None,
     ) -> ModelProfile:
         """Examine a model and keep it under `name`; replaces what had the name. Takes seconds, or milliseconds if it is known.
 
@@ -101,7 +115,7 @@ class ModelRegistry:
         with self._exclusive(name):
             known = self._records.get(name)
             if known is None or known.key != key or not self._is_reusable(known):
-                known = self._examine(name, path_or_bytes, key, axis, samples, transform)
+                known = self._examine(name, path_or_bytes, key, axis, samples, transform, progress)
             if known.profile.accuracy != accuracy or known is not self._records.get(name):
                 profile = msgspec.structs.replace(known.profile, accuracy=accuracy)
                 self._keep(msgspec.structs.replace(known, profile=profile))
@@ -134,6 +148,13 @@ class ModelRegistry:
                     self._shards[name, record.key, blocks] = shard
             return shard
 
+    def part(self, name: str, blocks: Span) -> Part:
+        """Blocks of a model, to be added as a model of their own. Raises NotFoundError."""
+        file = self.shard_file(name, blocks)
+        trace = self._trace(self._record(name))
+        content = read_file(self._existing(file.sha256))
+        return Part(content, file.inputs, file.outputs, {key: trace[key] for key in file.inputs})
+
     def add_asset(self, content: bytes) -> BlobHash:
         """Keep a file that Python steps need. Raises ModelError if it is too large."""
         if len(content) > MAX_ASSET_BYTES:
@@ -152,6 +173,7 @@ class ModelRegistry:
         axis: Axis | None,
         samples: Mapping[str, np.ndarray[Any, Any]] | None,
         transform: Transform | None,
+        progress: Progress,
     ) -> Record:
         model, self_contained = read_model(source, name)
         if transform is not None:
@@ -160,7 +182,7 @@ class ModelRegistry:
         items = SAMPLE_ITEMS if axis else 1
         sample = generate_sample(graph, items, name) if samples is None else check_sample(graph, samples, name)
         content = serialise(model)
-        found = examine(graph, content, sample, axis, name)
+        found = examine(graph, content, sample, axis, name, progress)
         profile = ModelProfile(
             name=ModelName(name), sha256=self._blobs.put(content), blocks=found.blocks, input_bytes_per_item=found.input_bytes,
             split_axis=axis if found.split else None, activation_bytes=found.activation_bytes,

@@ -10,6 +10,7 @@ import onnx
 
 from controller.models.graph import Graph
 from controller.models.sessions import Arrays
+from policies.service import Axis
 from sla.errors import ModelError
 
 SAMPLE_ITEMS = 4
@@ -59,6 +60,23 @@ def generate_sample(graph: Graph, items: int, name: str) -> Arrays:
             )
         sample[key] = _values(key, dtype, shape, _highest_id(graph, key), rng)
     return sample
+
+
+def likely_axis(content: bytes) -> Axis | None:
+    """What axis 0 of the inputs may mean, to be proven: items of text if ids come in, else of pictures; None if it is not open."""
+    try:
+        graph = onnx.load_model_from_string(content).graph
+    except Exception:  # google.protobuf's DecodeError; whoever reads the model next says what is wrong with it
+        return None
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value.type.tensor_type for value in graph.input if value.name not in weights]
+    first = [tensor.shape.dim[0] if tensor.shape.dim else None for tensor in inputs]
+    if not first or any(dim is None or dim.dim_value > 0 for dim in first):
+        return None
+    if len({dim.dim_param for dim in first if dim is not None and dim.dim_param}) > 1:
+        return None
+    integers = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    return "token" if any(tensor.elem_type in integers for tensor in inputs) else "patch"
 
 
 def first_item(sample: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:

@@ -1,12 +1,20 @@
-"""A service of one stage around any ONNX model: what `tidegate model add` makes."""
+"""A service around any ONNX model: what `tidegate model add` makes.
+
+Usually it has one stage. Where the graph acts item by item only up to some block (pooling over tiles, attention over all patches), it gets two:
+`items`, which may be split over devices along its axis, and `rest`, in front of which the items are gathered.
+"""
 
 from __future__ import annotations
 
 import onnx
 
+from controller.models.packages import Progress
 from controller.models.registry import ModelRegistry
+from controller.models.samples import likely_axis
 from policies.ids import ModelName, ServiceId, StageName
-from policies.service import ModelProfile, OnnxStage, ServiceSpec, TensorSpec
+from policies.plan import Span
+from policies.service import Axis, ModelProfile, OnnxStage, ServiceSpec, TensorSpec
+from sla.errors import ModelError
 
 _DATATYPES = {
     onnx.TensorProto.BOOL: "BOOL", onnx.TensorProto.UINT8: "UINT8", onnx.TensorProto.UINT16: "UINT16",
@@ -14,24 +22,75 @@ _DATATYPES = {
     onnx.TensorProto.INT16: "INT16", onnx.TensorProto.INT32: "INT32", onnx.TensorProto.INT64: "INT64",
     onnx.TensorProto.FLOAT16: "FP16", onnx.TensorProto.FLOAT: "FP32", onnx.TensorProto.DOUBLE: "FP64",
 }  # fmt: skip
+_WORTH_SPLITTING = 0.2
+"""Share of the run time that must be item by item for a stage of its own."""
 
 
-def single_stage_service(registry: ModelRegistry, name: ModelName, data: bytes) -> tuple[ServiceSpec, ModelProfile]:
-    """The service and its model's profile. Raises ModelError; the registry holds nothing new then."""
-    profile = registry.add(name, data)
-    graph = onnx.load_from_string(data).graph
-    weights = {initializer.name for initializer in graph.initializer}
-    inputs = tuple(_spec(value) for value in graph.input if value.name not in weights)
-    outputs = tuple(_spec(value) for value in graph.output)
-    stage = OnnxStage(
-        name=StageName("model"),
-        variants=(name,),
-        inputs={spec.name: spec.name for spec in inputs},
-        outputs={spec.name: spec.name for spec in outputs},
-        axis=profile.split_axis,
-        raw=True,
-    )
-    return ServiceSpec(id=ServiceId(name), inputs=inputs, outputs=outputs, stages=(stage,)), profile
+def single_stage_service(
+    registry: ModelRegistry, name: ModelName, data: bytes, progress: Progress = lambda sentence: None
+) -> tuple[ServiceSpec, ModelProfile, dict[ModelName, ModelProfile]]:
+    """The service, its model's profile, and the profiles of this model and of those that its stages run.
+
+    Raises ModelError; the registry holds nothing new then.
+    """
+    profile, axis = _examined(registry, name, data, progress)
+    model = onnx.load_from_string(data)
+    weights = {initializer.name for initializer in model.graph.initializer}
+    inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
+    outputs = tuple(_spec(value) for value in model.graph.output)
+    read, written = tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs)
+    stages: tuple[OnnxStage, ...] = (_stage("model", name, read, written, profile.split_axis),)
+    profiles = {name: profile}
+    until = profile.split_until or 0
+    if axis is not None and profile.split_axis is None and _item_share(profile, until) >= _WORTH_SPLITTING:
+        progress(f"the items of {name} mix in block {profile.blocks[until].name}: it becomes two stages")
+        stages, profiles = _gathered(registry, profile, axis, written)
+    return ServiceSpec(id=ServiceId(name), inputs=inputs, outputs=outputs, stages=stages), profile, profiles
+
+
+def _examined(
+    registry: ModelRegistry, name: ModelName, data: bytes, progress: Progress
+) -> tuple[ModelProfile, Axis | None]:
+    """The model under the axis that its inputs suggest; without one if it cannot run on several items."""
+    axis = likely_axis(data)
+    if axis is not None:
+        try:
+            return registry.add(name, data, axis=axis, progress=progress), axis
+        except ModelError as error:
+            progress(f"{name} does not run on several items ({error}); it is looked at with one")
+    return registry.add(name, data, progress=progress), None
+
+
+def _gathered(
+    registry: ModelRegistry, profile: ModelProfile, axis: Axis, outputs: tuple[str, ...]
+) -> tuple[tuple[OnnxStage, ...], dict[ModelName, ModelProfile]]:
+    until, count = profile.split_until or 0, len(profile.blocks)
+    stages: list[OnnxStage] = []
+    profiles = {profile.name: profile}
+    for stage, blocks in (("items", Span(0, until)), ("rest", Span(until, count))):
+        name = ModelName(f"{profile.name}.{stage}")
+        part = registry.part(profile.name, blocks)
+        own = axis if stage == "items" else None
+        # Several items for the first part are generated as they were for the whole.
+        samples = None if own else part.sample
+        profiles[name] = registry.add(name, part.content, axis=own, samples=samples)
+        split = profiles[name].split_axis
+        stages.append(_stage(stage, name, part.inputs, outputs if stage == "rest" else part.outputs, split))
+    return tuple(stages), profiles
+
+
+def _item_share(profile: ModelProfile, until: int) -> float:
+    times = [block.fixed_ms + block.per_item_ms for block in profile.blocks]
+    return sum(times[:until]) / max(sum(times), 1e-9) if until < len(times) else 0.0
+
+
+def _stage(
+    name: str, model: ModelName, inputs: tuple[str, ...], outputs: tuple[str, ...], axis: Axis | None
+) -> OnnxStage:
+    return OnnxStage(
+        name=StageName(name), variants=(model,), inputs={key: key for key in inputs}, outputs={key: key for key in outputs},
+        axis=axis, raw=name != "rest",
+    )  # fmt: skip
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
