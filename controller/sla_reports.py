@@ -20,7 +20,7 @@ from sla.contract import percent
 from sla.errors import InvalidInputError
 from sla.hours import HOUR_S, Hour
 from sla.promises import promises_of, tally
-from sla.window import SLICE_S, ServiceWindow
+from sla.window import ServiceWindow
 
 WORST_HOURS = 10
 ACTIONS = 50
@@ -229,7 +229,7 @@ def _bars(report: SlaReport) -> str:
     whole = len(report.days) * (width + gap)
     return (
         f'<svg viewBox="0 0 {max(whole, 240)} {height + 20}" role="img" aria-label="budget spent per day">{"".join(bars)}</svg>'
-        f'<p class="small">Share of the month\'s tightest error budget spent on each day; the highest bar is {top:.1%}.</p>'
+        f'<p class="small">Share of the month\'s tightest error budget spent on each day; the whole height is {top:.1%}.</p>'
     )
 
 
@@ -259,8 +259,7 @@ def _notes(report: SlaReport) -> str:
     return (
         "<p>A request counts in the minute in which its report reached the controller. Latency is judged among answered requests and known within 1 %. "
         f"A minute is short when less than 95 % of what was offered was served, up to what is promised. In {report.coverage:.1%} of the minutes "
-        f"the service's ingresses were heard of; what was not heard of is neither good nor bad.</p><p>Contract version {report.version}; made {_clock(report.made_at_s)} UTC by Tidegate. "
-        f"One minute is {SLICE_S} s; hours and days are UTC.</p>"
+        f"the service's ingresses were heard of; what was not heard of is neither good nor bad.</p><p>Contract version {report.version}; made {_clock(report.made_at_s)} UTC by Tidegate.</p>"
     )
 
 
