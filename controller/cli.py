@@ -183,6 +183,7 @@ def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     show = actions.add_parser("show", help="a model's blocks and what they cost")
     show.add_argument("name")
     show.add_argument("--json", action="store_true")
+    show.add_argument("--svg", metavar="FILE", help="draw them there instead of printing them")
     show.set_defaults(run=_call("model_show"))
     service = commands.add_parser("service", help="services")
     service_actions = service.add_subparsers(required=True, metavar="ACTION")

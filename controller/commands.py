@@ -6,7 +6,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.client import ApiClient
+from controller.models.drawing import draw_model
 from sla.contract import parse_contract
-from sla.errors import InvalidInputError, NotFoundError
+from sla.errors import InvalidInputError, NotFoundError, TidegateError
 
 MAX_FILE_BYTES = 2 << 30
+_PROGRESS_EVERY_S = 0.3
 
 
 def agent_list(arguments: argparse.Namespace) -> int:
@@ -89,8 +92,10 @@ def sla_delete(arguments: argparse.Namespace) -> int:
 
 
 def model_add(arguments: argparse.Namespace) -> int:
-    data = read_file(arguments.file)
-    model = api_of(arguments).put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
+    data, api = read_file(arguments.file), api_of(arguments)
+    model = _with_progress(
+        api, arguments.name, lambda: api.put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
+    )
     axis = (
         f"its items are independent along the {model['split_axis']} axis"
         if model["split_axis"]
@@ -100,6 +105,29 @@ def model_add(arguments: argparse.Namespace) -> int:
         f"Model {model['name']} registered: {len(model['blocks'])} blocks, {axis}. It is served as the service {model['name']} once an SLA names it."
     )
     return 0
+
+
+def _with_progress(api: ApiClient, name: str, work: Callable[[], Any]) -> Any:
+    """What `work` returns; meanwhile what the controller says about the model is shown on stderr."""
+    seen = {(e["at_s"], e["text"]) for e in _model_events(api, name)}
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(work)
+        while True:
+            finished = wait([doing], timeout=_PROGRESS_EVERY_S).done
+            for event in _model_events(api, name):
+                if (event["at_s"], event["text"]) not in seen:
+                    seen.add((event["at_s"], event["text"]))
+                    print(f"  {event['text']}", file=sys.stderr)
+            if finished:
+                return doing.result()
+
+
+def _model_events(api: ApiClient, name: str) -> list[dict[str, Any]]:
+    """Progress is worth no error: if the controller cannot be asked, the work itself will say why."""
+    try:
+        return [e for e in api.get("/v1/events") if e["kind"] == "model" and e["service"] == name]
+    except TidegateError:
+        return []
 
 
 def model_list(arguments: argparse.Namespace) -> int:
@@ -122,6 +150,10 @@ def model_show(arguments: argparse.Namespace) -> int:
     model = next((m for m in api_of(arguments).get("/v1/models") if m["name"] == arguments.name), None)
     if model is None:
         raise NotFoundError(f"There is no model {arguments.name!r}; list them with: tidegate model list")
+    if arguments.svg is not None:
+        Path(arguments.svg).write_text(draw_model(model), encoding="utf-8")
+        print(f"The blocks of {arguments.name} are drawn in {arguments.svg}.")
+        return 0
     rows = [
         (
             str(number),

@@ -350,8 +350,14 @@ class Controller:
             )
         from controller.services.single import single_stage_service
 
+        loop = asyncio.get_running_loop()
+
+        def progress(sentence: str) -> None:
+            log.info(sentence)
+            loop.call_soon_threadsafe(lambda: self.events.add("model", sentence, service=name))
+
         spec, profile, models = await asyncio.to_thread(
-            single_stage_service, self.registry, ModelName(name), data, progress=log.info
+            single_stage_service, self.registry, ModelName(name), data, progress=progress
         )
         await self.desired.put_service(spec, models)
         self._bound(spec.id)
