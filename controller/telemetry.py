@@ -34,7 +34,9 @@ _AGENT_COLUMNS = (
     "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "foreign", "memory_free_bytes", "loaded_bytes", "queue_depth",
     "temperature_c", "closed_ms",
 )  # fmt: skip
-_LINK_COLUMNS = ("seen_ms", "rtt_ms", "jitter_ms", "bandwidth_bytes_per_s", "broken")
+_LINK_COLUMNS = ("seen_ms", "rtt_ms", "jitter_ms", "bandwidth_bytes_per_s", "broken", "reports", "reports_up")
+LINK_PRIOR = (1.2, 12_000.0)
+"""A new link is taken to have been broken in 1.2 of its last 12,000 reports (100 minutes)."""
 
 
 class Table:
@@ -221,6 +223,7 @@ class Telemetry:
                 jitter_ms=self._or(self.links.get(key, "jitter_ms"), 0.0),
                 bandwidth_bytes_per_s=self._or(self.links.get(key, "bandwidth_bytes_per_s"), 60e6),
                 age_ms=now_ms - self.links.get(key, "seen_ms"),
+                availability=self._link_availability(key),
             )
         return views
 
@@ -271,7 +274,12 @@ class Telemetry:
         self.agents.put(agent, seen_ms=now_ms, delay_mean_ms=mean, delay_var_ms2=var)
 
     def _fold_link(self, agent: AgentId, peer: PeerReport, now_ms: float) -> None:
-        self.links.put(link_key(agent, peer.peer), seen_ms=now_ms, broken=float(peer.broken))
+        key = link_key(agent, peer.peer)
+        self.links.put(key, seen_ms=now_ms, broken=float(peer.broken))
+        if not peer.broken or self._is_heard(peer.peer, now_ms):
+            # A peer that is gone takes its links with it: that is the device's failure, not the link's.
+            reports, up = (self._or(self.links.get(key, column), 0.0) for column in ("reports", "reports_up"))
+            self.links.put(key, reports=reports + 1, reports_up=up + (not peer.broken))
         if not peer.broken:
             self.links.put(
                 link_key(agent, peer.peer),
@@ -301,6 +309,16 @@ class Telemetry:
         entry = runs.setdefault(key, _Runs())
         entry.entries.append((now_ms, shard.count, shard.sum_ms, shard.sum_sq_ms, shard.items))
         entry.provider = shard.provider
+
+    def _is_heard(self, agent: str, now_ms: float) -> bool:
+        """Whether the agent itself reported just now."""
+        return agent in self.agents and now_ms - self.agents.get(agent, "seen_ms") <= 2.0 * REPORT_EVERY_MS
+
+    def _link_availability(self, key: str) -> float:
+        """Share of the reports in which a link worked."""
+        reports, up = (self._or(self.links.get(key, column), 0.0) for column in ("reports", "reports_up"))
+        broken, prior = LINK_PRIOR
+        return (prior - broken + up) / (prior + reports)
 
     def _bounded(self, value: float | None, low: float, high: float) -> float:
         if value is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
 import msgspec
 
 from policies.costs import Load, mean_wait_ms
-from policies.fleet import AgentView
 from policies.ids import AgentId, ModelName
 from policies.limits import allowed_in, is_fresh, may_see_raw
 from policies.plan import GRAIN, Lane, Plan
@@ -120,17 +120,34 @@ def where_time_goes(p: Predictor, plan: Plan) -> list[Part]:
     return sorted(parts, key=lambda part: -part.ms)
 
 
-def weakest_device(plan: Plan, agents: dict[AgentId, AgentView]) -> tuple[AgentId, float]:
-    """The device whose perfection would gain most availability (Birnbaum's measure), and what would be reached then."""
+def weakest_part(p: Predictor, plan: Plan) -> tuple[AgentId | None, tuple[AgentId, AgentId] | None]:
+    """The device, or else the link, whose perfection would gain most availability (Birnbaum's measure)."""
+    agents = p.costs.agents
     named = sorted(plan.agents() | {agent for stage in plan.stages for agent in stage.fallback})
+    ways = {
+        (min(a, b), max(a, b))
+        for stage in plan.stages
+        for lane in stage.lanes
+        for a, b in itertools.pairwise([p.entry or lane.shards[0].agent, *(shard.agent for shard in lane.shards)])
+        if a != b
+    }
+    ways |= {(min(p.entry, a), max(p.entry, a)) for s in plan.stages for a in s.fallback if p.entry and a != p.entry}
 
-    def with_perfect(name: AgentId) -> float:
+    def with_device(name: AgentId) -> float:
         perfect = msgspec.structs.replace(agents[name], availability=1.0)
-        return availability_of(plan, {**agents, name: perfect})
+        return availability_of(plan, {**agents, name: perfect}, p.link_up, p.entry)
 
-    gained = {name: with_perfect(name) for name in named if name in agents}
-    best = max(gained, key=lambda name: gained[name])
-    return best, gained[best]
+    def with_link(way: tuple[AgentId, AgentId]) -> float:
+        def link_up(a: AgentId, b: AgentId) -> float:
+            return 1.0 if {a, b} == set(way) else p.link_up(a, b)
+
+        return availability_of(plan, agents, link_up, p.entry)
+
+    devices = {name: with_device(name) for name in named if name in agents}
+    links = {way: with_link(way) for way in sorted(ways)}
+    link = max(links, key=lambda way: links[way], default=None)
+    device = max(devices, key=lambda name: devices[name])
+    return (None, link) if link is not None and links[link] > devices[device] else (device, None)
 
 
 def _late(p: Predictor, entry: Scored) -> Binding | None:
@@ -171,17 +188,20 @@ def _throughput(p: Predictor, entry: Scored) -> Binding:
 
 def _availability(p: Predictor, entry: Scored) -> Binding:
     asked, reached = p.view.contract.availability_sla, entry.prediction.availability
-    device, _ = weakest_device(entry.plan, p.costs.agents)
-    needed = [s.stage for s in entry.plan.stages if device in {x.agent for lane in s.lanes for x in lane.shards}]
-    spare = all(set(stage.fallback) - {device} for stage in entry.plan.stages if stage.stage in needed)
+    device, link = weakest_part(p, entry.plan)
+    ends = {device} if device is not None else set(link or ())
+    needed = [s.stage for s in entry.plan.stages if ends & {x.agent for lane in s.lanes for x in lane.shards}]
+    spare = all(set(stage.fallback) - ends for stage in entry.plan.stages if stage.stage in needed)
     redundancy = "even with its fallbacks" if spare else "and nothing else can take over"
-    text = (
-        f"the device {device} is up {100 * p.costs.agents[device].availability:.4g} % of the time {redundancy}; "
-        f"the service would reach {percent(round(reached, 6))} of the {percent(asked)} that are asked for"
-    )
+    if device is not None:
+        weak = f"the device {device} is up {100 * p.costs.agents[device].availability:.4g} % of the time"
+    else:
+        assert link is not None
+        weak = f"the link between {link[0]} and {link[1]} works {100 * p.link_up(*link):.4g} % of the time"
+    text = f"{weak} {redundancy}; the service would reach {percent(round(reached, 6))} of the {percent(asked)} that are asked for"
     return Binding(
         dimension="availability", text=text, asked=1.0 - asked, reached=max(1.0 - reached, 1e-12), device=device,
-        stage=needed[0] if needed else None,
+        stage=needed[0] if needed else None, link=None if link is None else f"{link[0]} to {link[1]}",
     )  # fmt: skip
 
 

@@ -53,6 +53,8 @@ class LinkView(msgspec.Struct, frozen=True, kw_only=True):
     """Standard deviation of the round-trip time."""
     bandwidth_bytes_per_s: float = 125e6
     age_ms: float = 0.0
+    availability: float = 1.0
+    """Measured share of time in which it worked while both ends were up; 1 while nothing is known."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):

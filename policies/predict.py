@@ -7,8 +7,9 @@ agent's utilisation by all services), and a run. Answers return along the chain,
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,8 @@ from policies.snapshot import Snapshot
 from sla.contract import SHARE_OF, Percentile
 
 EXACT_AVAILABILITY_AGENTS = 8
+LinkUp = Callable[[AgentId, AgentId], float]
+"""Share of time in which the way between two agents works."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ class Predictor:
         capacity, bottleneck = self._capacity(totals, loads)
         saturation = max((min(1.0, loads[a].busy) for a in totals.busy_ms), default=0.0)
         jitter = math.sqrt(sum(max((lane.jitter_variance for lane in lanes), default=0.0) for lanes in totals.stages))
-        availability = availability_of(plan, self.costs.agents)
+        availability = availability_of(plan, self.costs.agents, self.link_up, self.entry)
         quantiles: dict[Percentile, float] = {name: times.quantile_ms(q) * scale for name, q in SHARE_OF.items()}
         energy = totals.energy_j
         move_bytes, move_ms = self._move(held)
@@ -107,6 +110,10 @@ class Predictor:
             move_ms=move_ms,
             bottleneck=bottleneck,
         )
+
+    def link_up(self, src: AgentId, dst: AgentId) -> float:
+        """Share of time in which the way between two agents works, the worse direction."""
+        return min(self.costs.link(src, dst).availability, self.costs.link(dst, src).availability)
 
     def moving_memory(self, plan: Plan) -> dict[AgentId, int]:
         """Bytes per agent while the running plan still serves and this one is already loaded."""
@@ -264,33 +271,57 @@ def shortfall_kept(accepted: float, predicted: float, sigma: float) -> float:
     return normal_cdf_at(math.log(accepted / predicted) / sigma)
 
 
-def availability_of(plan: Plan, agents: dict[AgentId, AgentView]) -> float:
-    """Share of time in which every stage has all agents of its lanes, or one of its fallbacks.
+def availability_of(
+    plan: Plan, agents: dict[AgentId, AgentView], link_up: LinkUp | None = None, entry: AgentId | None = None
+) -> float:
+    """Share of time in which every stage has all agents and links of its lanes, or one of its fallbacks and the link to it.
 
     Exact over the up and down states of the plan's agents, which fail independently; beyond
-    `EXACT_AVAILABILITY_AGENTS` agents stages are taken as independent.
+    `EXACT_AVAILABILITY_AGENTS` agents stages are taken as independent. Links fail independently of all else, per stage.
     """
-    lanes = [frozenset(shard.agent for lane in stage.lanes for shard in lane.shards) for stage in plan.stages]
-    backups = [frozenset(stage.fallback) for stage in plan.stages]
-    involved = sorted(frozenset().union(*lanes, *backups))
+    ways = [_Ways.of(stage, link_up, entry) for stage in plan.stages]
+    involved = sorted(frozenset().union(*(way.lane for way in ways), *(way.backups for way in ways)))
     if len(involved) > EXACT_AVAILABILITY_AGENTS:
-        return math.prod(_alone(lane, backup, agents) for lane, backup in zip(lanes, backups, strict=True))
+        return math.prod(_alone(way, agents) for way in ways)
     up = np.array([_share_up(agents, agent) for agent in involved])
     states = (np.arange(1 << len(involved))[:, None] >> np.arange(len(involved))) & 1 == 1
     chance = np.where(states, up, 1.0 - up).prod(axis=1)
     column = {agent: at for at, agent in enumerate(involved)}
-    serves = np.ones(len(states), dtype=np.bool_)
-    for lane, backup in zip(lanes, backups, strict=True):
-        ok = states[:, [column[a] for a in lane]].all(axis=1)
-        if backup:
-            ok |= states[:, [column[a] for a in backup]].any(axis=1)
-        serves &= ok
-    return float(min(1.0, chance[serves].sum()))
+    for way in ways:
+        backed = np.zeros(len(states))
+        for agent, link in way.backups.items():
+            backed = 1.0 - (1.0 - backed) * (1.0 - link * states[:, column[agent]])
+        lanes = states[:, [column[a] for a in way.lane]].all(axis=1) * way.lane_links
+        chance = chance * (lanes + (1.0 - lanes) * backed)
+    return float(min(1.0, chance.sum()))
 
 
-def _alone(lane: Iterable[AgentId], backup: Iterable[AgentId], agents: dict[AgentId, AgentView]) -> float:
-    served = math.prod(_share_up(agents, agent) for agent in lane)
-    unserved = math.prod(1.0 - _share_up(agents, agent) for agent in backup)
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """How one stage can be served."""
+
+    lane: frozenset[AgentId]
+    lane_links: float
+    """Probability that all links of the lanes work."""
+    backups: dict[AgentId, float]
+    """Each fallback with the probability that the link to it works."""
+
+    @staticmethod
+    def of(stage: StagePlan, link_up: LinkUp | None, entry: AgentId | None) -> _Ways:
+        hops = set()
+        for lane in stage.lanes:
+            way = [entry or lane.shards[0].agent, *(shard.agent for shard in lane.shards)]
+            hops |= {(min(a, b), max(a, b)) for a, b in itertools.pairwise(way) if a != b}
+        return _Ways(
+            frozenset(shard.agent for lane in stage.lanes for shard in lane.shards),
+            1.0 if link_up is None else math.prod(link_up(a, b) for a, b in hops),
+            {a: 1.0 if link_up is None or entry in (None, a) else link_up(entry, a) for a in stage.fallback},
+        )
+
+
+def _alone(way: _Ways, agents: dict[AgentId, AgentView]) -> float:
+    served = way.lane_links * math.prod(_share_up(agents, agent) for agent in way.lane)
+    unserved = math.prod(1.0 - link * _share_up(agents, agent) for agent, link in way.backups.items())
     return 1.0 - (1.0 - served) * unserved
 
 

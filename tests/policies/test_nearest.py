@@ -170,3 +170,18 @@ def test_risk_counts_the_tightest_promise_about_times(demo: Demo) -> None:
 
     loose, tight = risk(), risk(objectives=[{"percentile": "p50", "at_most_ms": 700}])
     assert tight > loose
+
+
+def test_a_flaky_link_is_named(demo: Demo, agent: MakeAgent) -> None:
+    agents = (
+        agent("imx", "imx93", availability=0.99999, memory_budget_bytes=26 << 20),
+        agent("cloud", "ray", availability=0.99999),
+    )
+    snapshot = demo(
+        agents=agents, cloud={"availability": 0.9}, entry=AgentId("imx"),
+        contract={"privacy": "any", "throughput_rps": 0.2, "latency_p99_ms": 5_000, "availability_sla": "99.9%"},
+    )  # fmt: skip
+    answer = examine(snapshot, READER)
+    binding = next(b for b in answer.bindings if b.dimension == "availability")
+    assert binding.link == "cloud to imx"
+    assert "works 90 % of the time" in binding.text
