@@ -28,7 +28,7 @@ def availability(*, reports: int, broken_every: int, peer_reports: bool) -> floa
         now_ms += 500.0
         if peer_reports:
             telemetry.fold(B, alone(), now_ms)
-        telemetry.fold(A, told(broken=number % broken_every == 1), now_ms)
+        telemetry.fold(A, told(broken=number % broken_every == broken_every - 1), now_ms)
     return telemetry.link_views(now_ms)["a>b"].availability
 
 
