@@ -56,6 +56,9 @@ def _lazy(name: str, module: str, function: str) -> Step:
 STEPS: dict[str, Step] = {
     f"document.{function}": _lazy(f"document.{function}", "agents.steps.document", function)
     for function in ("prepare", "upright", "crops", "decode", "answer")
+} | {
+    f"tiling.{function}": _lazy(f"tiling.{function}", "agents.steps.tiling", function)
+    for function in ("split", "merge")
 }
 
 
