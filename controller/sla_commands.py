@@ -15,7 +15,8 @@ from rich.table import Table
 from controller.commands import api_of, number_text, percent_text, read_file, show
 from sla.contract import MAX_DOCUMENT_BYTES, contract_from
 from sla.errors import ContractError, InvalidInputError
-from sla.openslo import UNSAID_THERE, from_openslo, to_openslo
+from sla.openslo import UNSAID_HERE, UNSAID_THERE, to_openslo
+from sla.openslo_reader import from_openslo
 
 MAX_YAML_BYTES = 4 * MAX_DOCUMENT_BYTES
 MAX_YAML_DEPTH = 50
@@ -157,6 +158,8 @@ def sla_import(arguments: argparse.Namespace) -> int:
     imported = from_openslo(parse_yaml(data), service=arguments.service, given=dict(map(_assignment, arguments.set)))
     for note in imported.notes:
         print(f"left out or guessed: {note}", file=sys.stderr)
+    if imported.notes:
+        print("A contract cannot say:", *(f"- {each}" for each in UNSAID_HERE), sep="\n  ", file=sys.stderr)
     document = json.dumps(imported.contract, indent=2, ensure_ascii=False)
     if not arguments.apply:
         print(document)

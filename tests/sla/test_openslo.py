@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sla.contract import Contract, contract_from
 from sla.errors import ContractError
-from sla.openslo import ANNOTATED, MAX_OBJECTS, from_openslo, to_openslo
+from sla.openslo import ANNOTATED, to_openslo
+from sla.openslo_reader import MAX_OBJECTS, from_openslo
 from sla.schema import EXAMPLES
 
 FOREIGN = """
