@@ -11,7 +11,7 @@ from sla.contract import Contract
 EXAMPLES: tuple[dict[str, Any], ...] = (
     {"service_id": "api-payment-v2", "latency_p99_ms": 150, "throughput_rps": 8000, "availability_sla": "99.95%"},
     {
-        "service_id": "document-reader", "latency_p99_ms": 6000, "throughput_rps": 0.6, "availability_sla": "99%",
+        "service_id": "document-reader", "latency_p99_ms": 8000, "throughput_rps": 0.6, "availability_sla": "99%",
         "accuracy_floor": 0.9, "privacy": "features-may-leave",
     },
     {
