@@ -24,12 +24,38 @@ def run(quick: bool = False) -> list[Row]:
     def row(name: str, key: str, unit: str, goal: float | None, note: str) -> Row:
         value = median(m[key] for m in measured)
         text = None if goal is None else f"<= {goal:g}"
-        return Row(name=name, value=value, unit=unit, goal=text, holds=None if goal is None else value <= goal, runs=runs, note=note)
+        return Row(
+            name=name,
+            value=value,
+            unit=unit,
+            goal=text,
+            holds=None if goal is None else value <= goal,
+            runs=runs,
+            note=note,
+        )
 
     return [
-        row("controller ready", "controller_s", "s", None, "process start until /readyz is true: API, dashboard, store, agents' door"),
-        row("embedded stack ready", "agents_s", "s", READY_GOAL_S, "the same, and four agent processes enrolled and live"),
-        row("cloud agent live", "cloud_s", "s", None, "the same, and Ray started with one cloud agent; the controller answers meanwhile"),
+        row(
+            "controller ready",
+            "controller_s",
+            "s",
+            None,
+            "process start until /readyz is true: API, dashboard, store, agents' door",
+        ),
+        row(
+            "embedded stack ready",
+            "agents_s",
+            "s",
+            READY_GOAL_S,
+            "the same, and four agent processes enrolled and live",
+        ),
+        row(
+            "cloud agent live",
+            "cloud_s",
+            "s",
+            None,
+            "the same, and Ray started with one cloud agent; the controller answers meanwhile",
+        ),
         row("controller idle", "controller_mb", "MB", None, "resident (RSS) without its store and Ray"),
         row("store idle", "store_mb", "MB", None, "resident (RSS) of the embedded Valkey"),
         row("agent idle", "agent_mb", "MB", None, "resident (RSS) without a model"),
@@ -83,5 +109,3 @@ def _pss(pid: int) -> float:
     except OSError:
         return 0.0
     return sum(float(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
-

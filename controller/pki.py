@@ -91,9 +91,7 @@ class CertificateAuthority:
             identity.save_certificate(pem, self.ca_pem)
         return identity
 
-    def _sign(
-        self, csr_pem: str, name: AgentId, now_s: float, lifetime_s: float, also: tuple[str, ...] = ()
-    ) -> str:
+    def _sign(self, csr_pem: str, name: AgentId, now_s: float, lifetime_s: float, also: tuple[str, ...] = ()) -> str:
         request = parse_request(csr_pem)
         usage = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         key = request.public_key()
