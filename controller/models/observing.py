@@ -63,10 +63,23 @@ def observe(graph: Graph, sample: Arrays, name: str) -> Observation:
         for _ in range(2):  # the first run also touches the memory for the first time
             run(session, sample, graph.outputs, name)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    return _digest(graph, events, sample)
+    return _digest(graph, events, sample, _half_precision(graph))
 
 
-def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays) -> Observation:
+def _half_precision(graph: Graph) -> frozenset[str]:
+    """Values of type float16 by the operators' own rules: the CPU computes them in float32, and its profiler says so."""
+    half = onnx.TensorProto.FLOAT16
+    has_half = any(tensor.data_type == half for tensor in graph.model.graph.initializer) or any(
+        attribute.name == "to" and attribute.i == half for node in graph.nodes for attribute in node.attribute
+    )
+    if not has_half and all(v.type.tensor_type.elem_type != half for v in graph.model.graph.input):
+        return frozenset()
+    inferred = onnx.shape_inference.infer_shapes(graph.model).graph
+    values = (*inferred.value_info, *inferred.output)
+    return frozenset(value.name for value in values if value.type.tensor_type.elem_type == half)
+
+
+def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays, half: frozenset[str]) -> Observation:
     values = {key: _fact(str(array.dtype), array.shape) for key, array in sample.items()}
     node_ms = [math.inf] * len(graph.nodes)
     guessed: dict[str, ValueFact | None] = {}
@@ -83,6 +96,9 @@ def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays) -> Obser
         # Nodes that the runtime replaces by their definition have no event; their readers tell what they wrote.
         guessed |= _pair(node.input, event["args"].get("input_type_shape", []))
     merged = {key: fact for key, fact in (_stored(graph) | guessed | values).items() if fact is not None}
+    for key in half & merged.keys():
+        if merged[key].elem_type == onnx.TensorProto.FLOAT:
+            merged[key] = ValueFact(onnx.TensorProto.FLOAT16, merged[key].shape, merged[key].size_bytes // 2)
     return Observation(values=merged, node_ms=tuple(0.0 if math.isinf(ms) else ms for ms in node_ms))
 
 

@@ -181,11 +181,19 @@ def _same_direction(expected: Mapping[str, Array], actual: Mapping[str, Array]) 
 
 
 def _cosine(expected: Array, actual: Array) -> float:
-    """The smallest cosine of any item; 0 where one of the two is nothing, -1 for integers that differ, which have no direction."""
+    """The smallest cosine of any item; -1 for integers that differ, which have no direction."""
     if expected.dtype.kind != "f" or expected.shape != actual.shape:
         return 1.0 if np.array_equal(expected, actual) else -1.0
+    return min(item_cosines(expected, actual))
+
+
+def item_cosines(expected: Array, actual: Array) -> list[float]:
+    """Cosine of each item along axis 0; 1 where both are nothing, 0 where one of the two is, and for other shapes."""
+    if expected.shape != actual.shape or expected.ndim == 0:
+        return [1.0 if np.array_equal(expected, actual) else 0.0]
     left, right = (array.reshape(len(array), -1).astype(np.float64) for array in (expected, actual))
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     dots = (left * right).sum(axis=1)
     alike = np.where(left.any(axis=1) | right.any(axis=1), 0.0, 1.0)
-    return float(np.where(lengths > 0, dots / np.where(lengths > 0, lengths, 1.0), alike).min())
+    cosines: list[float] = np.where(lengths > 0, dots / np.where(lengths > 0, lengths, 1.0), alike).tolist()
+    return cosines
