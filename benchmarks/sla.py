@@ -59,6 +59,14 @@ class Forecasts:
             if inside.any():
                 yield number, int(inside.sum()), float(said[inside].mean()), float(happened[inside].mean())
 
+    def undecided(self) -> Forecasts:
+        """Those that were neither nearly sure nor nearly impossible: where a forecast is worth something."""
+        hard = Forecasts()
+        for said, happened, before in zip(self.said, self.happened, self.persistent, strict=True):
+            if 0.05 <= said <= 0.95:
+                _note(hard, said, happened, before)
+        return hard
+
     def calibration_error(self) -> float:
         return sum(count * abs(said - happened) for _, count, said, happened in self.bins()) / len(self.said)
 
@@ -101,6 +109,15 @@ def risk_rows(quick: bool) -> list[Row]:
                 note=f"Brier {whole.brier():.4f}, climatology {whole.brier_of_climatology():.4f}, persistence {whole.brier_of_persistence():.4f}",
             ),
         ]  # fmt: skip
+        hard = single.undecided()
+        if hard.said:
+            note = f"said 0.05 to 0.95; Brier {hard.brier():.3f}, climatology {hard.brier_of_climatology():.3f}, persistence {hard.brier_of_persistence():.3f}"
+            rows.append(
+                Row(
+                    name=f"{name}: undecided ones, calibration error", value=hard.calibration_error(), unit="",
+                    runs=len(hard.said), note=note,
+                )
+            )  # fmt: skip
         rows += [
             Row(name=f"{name}: said {said:.3f}, happened", value=happened, unit="", runs=forecast_count)
             for _, forecast_count, said, happened in single.bins()

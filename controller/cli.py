@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser("demo", help="run the main job on this machine, and report what held")
     _stack_options(demo)
-    demo.add_argument("--seconds", type=_at_least(20), default=60, help="how long requests are sent (default 60)")
+    demo.add_argument("--seconds", type=_at_least(10), default=60, help="how long requests are sent (default 60)")
     demo.add_argument("--report", metavar="FILE.json", help="write the report there")
     demo.add_argument("--keep", action="store_true", help="leave everything running afterwards, until Ctrl-C")
     demo.set_defaults(run=_demo)

@@ -66,11 +66,16 @@ def _lost_at_s(stack: LocalStack, agent: str, since_s: float) -> float | None:
     return lost[0] if lost else None
 
 
-def _left_link_at_s(stack: LocalStack, link: tuple[str, str], since_s: float) -> float | None:
-    """When a plan that does not send tensors over the link became active."""
-    for plan in stack.api.get("/v1/plans", service_id=SERVICE):
-        if plan["active_at_s"] is not None and plan["active_at_s"] > since_s and link not in links_of(plan):
-            return float(plan["active_at_s"])
+def _left_link_at_s(
+    stack: LocalStack, link: tuple[str, str], since_s: float, patience_s: float = 20.0
+) -> float | None:
+    """When a plan that does not send tensors over the link became active; a short demo may end before it does."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        for plan in stack.api.get("/v1/plans", service_id=SERVICE):
+            if plan["active_at_s"] is not None and plan["active_at_s"] > since_s and link not in links_of(plan):
+                return float(plan["active_at_s"])
+        time.sleep(0.5)
     return None
 
 

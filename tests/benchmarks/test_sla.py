@@ -40,6 +40,7 @@ def test_calibration_error_and_brier_by_hand() -> None:
     assert book.brier() == pytest.approx((1 + 0.25) / 4)
     assert book.brier_of_climatology() == pytest.approx(0.75 * 0.25)
     assert book.brier_of_persistence() == pytest.approx(0.25)
+    assert book.undecided().said == [0.5]
 
 
 def test_the_directory_of_traces_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
