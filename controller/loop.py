@@ -20,7 +20,7 @@ from controller.events import EventLog
 from controller.fleet import FleetRegistry
 from controller.llm import LlmAdvisor
 from controller.records import DecisionRecord
-from controller.rollout import Rollout
+from controller.rollout import RolledOut, Rollout, RolloutError
 from controller.settings import LoopSettings
 from controller.slis import Slis
 from controller.state import State
@@ -53,6 +53,8 @@ class _Service:
     active_at_s: dict[int, float] = field(default_factory=dict)
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One plan at a time is carried out: what an operator restores waits for the step under way."""
+    staging: asyncio.Task[RolledOut] | None = None
+    """A plan that is being prepared and proven; nothing depends on it yet."""
 
 
 class ControlLoop:
@@ -131,8 +133,11 @@ class ControlLoop:
             for service, contract in self._desired.contracts.items():
                 running = self._desired.book(service).running
                 if running is not None and contract is not None and running.agents() & set(lost):
-                    self._service(service).trigger = "agent-lost"
-                    self._service(service).retry_ms = 0.0
+                    state = self._service(service)
+                    state.trigger = "agent-lost"
+                    state.retry_ms = 0.0
+                    if state.staging is not None:
+                        state.staging.cancel()  # The loss of a device waits for no plan that is merely better.
         for service, stored in self._desired.contracts.items():
             if self._desired.spec_of(stored.contract) is None:
                 continue
@@ -233,17 +238,36 @@ class ControlLoop:
         """Stage, prove, make durable, switch, clean up later. Raises TidegateError while nothing has changed yet."""
         epoch = plan.epoch
         self._events.add("rollout", f"{service}: plan {epoch} is being prepared.", service=service, epoch=epoch)
-        running_epoch = self._desired.book(service).running_epoch or 0
-        try:
-            staged = await self._rollout.stage(spec, plan, running_epoch=running_epoch)
-            if decision.trigger != "agent-lost":
-                await self._rollout.prove(staged.route)
-        except TidegateError:
-            await self._rollout.abandon(spec.id, epoch)
-            raise
+        staged = await self._staged(service, spec, plan, is_urgent=decision.trigger == "agent-lost")
         plan = staged.route.plan
         await self._desired.add_plan(service, plan, msgspec.structs.replace(decision, plan=plan), self._clock.wall_s())
         await self._switch(service, staged.route)
+
+    async def _staged(self, service: ServiceId, spec: ServiceSpec, plan: Plan, *, is_urgent: bool) -> RolledOut:
+        """The plan prepared everywhere and, unless it is urgent, proven end to end. Raises TidegateError, also when it was given up."""
+        state, running_epoch = self._service(service), self._desired.book(service).running_epoch or 0
+
+        async def work() -> RolledOut:
+            staged = await self._rollout.stage(spec, plan, running_epoch=running_epoch)
+            if not is_urgent:
+                await self._rollout.prove(staged.route)
+            return staged
+
+        task = asyncio.create_task(work(), name=f"stage-{service}-{plan.epoch}")
+        state.staging = None if is_urgent else task
+        try:
+            return await task
+        except TidegateError:
+            await self._rollout.abandon(spec.id, plan.epoch)
+            raise
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # The loop itself is being stopped.
+            await self._rollout.abandon(spec.id, plan.epoch)
+            raise RolloutError("it was given up: a device of the running plan was lost meanwhile") from None
+        finally:
+            state.staging = None
 
     async def _switch(self, service: ServiceId, route: Route) -> None:
         state = self._service(service)

@@ -17,7 +17,7 @@ from controller.fleet import FleetRegistry
 from controller.llm import LlmAdvisor
 from controller.loop import ControlLoop
 from controller.records import AgentRecord
-from controller.rollout import Rollout
+from controller.rollout import Rollout, RolloutError
 from controller.settings import LlmSettings, LoopSettings, SuspicionSettings
 from controller.slis import Slis
 from controller.state import State
@@ -42,8 +42,11 @@ class Files:
 
 class Canary:
     error: TidegateError | None = None
+    hangs = False
 
     async def check(self, route: Route, deadline_ms: float) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
 
@@ -213,6 +216,25 @@ async def test_when_an_agent_of_the_plan_is_lost_another_one_takes_over_at_the_n
     record = (await world.state.tail_decisions(1, READER))[0].decision
     assert record.trigger == "agent-lost"
     assert world.epoch_at(b) == world.running.epoch
+
+
+async def test_the_loss_of_a_device_does_not_wait_for_a_plan_that_is_still_being_proven(world: World) -> None:
+    for name in "abc":
+        await world.enroll(name)
+    await world.promise()
+    await world.settle()
+    first = world.running
+    world.canary.hangs = True
+    restoring = asyncio.create_task(world.loop.restore(READER, first))
+    await asyncio.sleep(0.05)
+    victim = sorted(first.agents())[0]
+    world.connections[victim].abort()
+    world.clock.advance(5_000)
+    await world.settle(looks=3)
+    with pytest.raises(RolloutError, match="given up"):
+        await restoring
+    assert victim not in world.running.agents()
+    assert world.running.epoch > first.epoch
 
 
 async def test_a_plan_that_cannot_be_proven_changes_nothing_and_is_tried_again_later(world: World) -> None:
