@@ -42,7 +42,7 @@ def _measure(registry: ModelRegistry, name: str, rounds: int) -> list[Row]:
         name, fetch_zoo(name, Path(cache_dir())), axis=ZOO[name].axis, samples=sample,
         transform=append_ctc_head if name.startswith("rec-") else None,
     )  # fmt: skip
-    ways = {count: _chain(registry, profile, count, sample) for count in (1, *SHARD_COUNTS)}
+    ways = {count: chain_of(registry, profile, count, sample) for count in (1, *SHARD_COUNTS)}
     times_s = side_by_side({str(count): way for count, way in ways.items()}, rounds)
     whole = ways[1]()
     items = next(iter(sample.values())).shape[0]
@@ -60,7 +60,7 @@ def _measure(registry: ModelRegistry, name: str, rounds: int) -> list[Row]:
     return rows
 
 
-def _chain(registry: ModelRegistry, profile: ModelProfile, shards: int, sample: Arrays) -> Callable[[], Arrays]:
+def chain_of(registry: ModelRegistry, profile: ModelProfile, shards: int, sample: Arrays) -> Callable[[], Arrays]:
     """A function that runs the model as so many shards in series and returns its outputs."""
     files = [registry.shard_file(profile.name, span) for span in even_spans(profile, shards)]
     loaded = [(file, _load(registry, file)) for file in files]

@@ -44,6 +44,12 @@ def partition(graph: Graph, seen: Observation, *, max_blocks: int = MAX_BLOCKS) 
     )
 
 
+def cut_positions(graph: Graph, seen: Observation) -> int:
+    """At how many places the graph could be cut."""
+    _, order, carried = lay_out(graph, seen)
+    return len(_candidates(graph, seen, order, carried))
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     at: int
