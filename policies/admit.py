@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from policies.constraints import bias, shifted
 from policies.costs import PredictSettings
 from policies.decision import Decision, Prediction, Proposal, Reason, ReasonCode, Trigger
 from policies.ids import AgentId, ServiceId
@@ -63,7 +64,9 @@ def admit(
     if faults:
         return _refused(proposal, service, faults)
     prediction = p.predict(proposal.plan)
-    value = score(prediction, p.view.contract, weights)
+    rules = p.view.constraints
+    value = score(prediction, p.view.contract, shifted(weights or Weights(), rules))
+    value += bias(proposal.plan, rules, p.costs.agents)
     faults = [*_memory(prediction, p), *_promises(prediction, p, best), *_compared(value, best, tolerance)]
     if faults:
         return msgspec.structs.replace(_refused(proposal, service, faults), prediction=prediction, score=value)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from policies.admit import SCORE_TOLERANCE, admit, plan_faults, summary
+from policies.constraints import KeepPlan, bias, shifted
 from policies.costs import PredictSettings
 from policies.decision import Decision, Proposal, Reason, ReasonCode, Trigger
 from policies.fallbacks import with_fallbacks
@@ -154,6 +155,8 @@ class _Look:
         assert view.running is not None
         if view.pinned:
             return self._hold("pinned", "an operator pinned the running plan"), disagreed(self.memory)
+        if any(isinstance(rule, KeepPlan) for rule in view.constraints):
+            return self._hold("pinned", "an operator's wish keeps the running plan for now"), disagreed(self.memory)
         for name in sorted(view.running.agents()):
             agent = self.predictor.costs.agents[name]
             if agent.state != "live" or agent.age_ms > self.settings.predict.stale_after_ms:
@@ -352,7 +355,9 @@ class _Look:
 
     def _scored(self, plan: Plan) -> Scored:
         prediction = self.predictor.predict(plan)
-        value = score(prediction, self.predictor.view.contract, self.settings.weights)
+        rules = self.predictor.view.constraints
+        value = score(prediction, self.predictor.view.contract, shifted(self.settings.weights, rules))
+        value += bias(plan, rules, self.predictor.costs.agents)
         return Scored(plan=plan, prediction=prediction, score=value)
 
     def _admit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from policies.constraints import Rule
 from policies.fleet import Fleet
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.plan import Plan
@@ -37,6 +38,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """p99 of the requests since the running plan took effect; None while there are too few."""
     pinned: bool = False
     """An operator pinned the running plan; only the loss of a device moves it."""
+    constraints: tuple[Rule, ...] = ()
+    """Wishes that are in force now (see `policies.constraints`)."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

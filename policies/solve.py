@@ -13,13 +13,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from policies.constraints import Rule, bias, bounded, grounds, shifted
 from policies.costs import PredictSettings
 from policies.fallbacks import with_fallbacks
 from policies.fleet import AgentView
 from policies.ids import ServiceId
 from policies.layouts import Table, Terrain, table_of
 from policies.limits import allowed_in, is_fresh, may_hold, usable_bytes
-from policies.plan import Plan
+from policies.plan import Plan, StagePlan
 from policies.predict import Predictor
 from policies.score import Scored, Weights, score
 from policies.search import HOP_TIE, LATENCY_TIE, Yard, prefilter, search
@@ -53,13 +54,32 @@ def candidates(
 
     Raises NotFoundError for an unknown service and InfeasibleError, naming the binding limit, when no plan is legal.
     """
-    s, w = settings or SolverSettings(), weights or Weights()
+    s = settings or SolverSettings()
     p = predictor or Predictor(snapshot, service_id, predict_settings)
-    agents = _narrowed(p, usable_agents(p), s.agents)
+    everybody, rules = usable_agents(p), p.view.constraints
+    w = shifted(weights or Weights(), rules)
+    found: dict[tuple[StagePlan, ...], Scored] = {}
+    places = grounds(everybody, rules) if rules else []
+    for agents in places:
+        try:
+            plans = _plans(p, service_id, agents, w, s, rules, spare=places[0])
+            found.update((entry.plan.layout(), entry) for entry in plans)
+        except InfeasibleError:
+            continue  # A wish steers and never breaks: where it leaves no plan, others are looked for.
+    scored = list(found.values()) or _plans(p, service_id, everybody, w, s)
+    return _ranked(scored, s.tie, p.view.contract.latency_p99_ms)[:limit]
+
+
+def _plans(
+    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings,
+    rules: Sequence[Rule] = (), spare: Sequence[AgentView] = (),
+) -> list[Scored]:  # fmt: skip
+    """Legal plans on these agents, in no order, with fallbacks among `spare` (default: the same). Raises InfeasibleError."""
+    agents = _narrowed(p, everybody, s.agents)
     terrain = Terrain.of(p.costs, agents, p.entry)
     yard = _yard(p, agents, w)
     floor = p.view.contract.accuracy_floor or 0.0
-    tables = _tables(p, terrain, yard, floor)
+    tables = _tables(p, terrain, yard, floor, rules)
     kinds = terrain.kinds()
     found = search(tables, yard, floor, s.full_predictions, kinds)
     top = math.prod(float(table.accuracy.max()) for table in tables)
@@ -76,8 +96,8 @@ def candidates(
             table.stage_plan(row, terrain) for table, row in zip(tables, rows, strict=True)))
         for rows in dict.fromkeys(rows for _, rows in found)
     ]  # fmt: skip
-    scored = [_scored(p, with_fallbacks(p, plan, agents), w) for plan in plans]
-    return _ranked(_loadable(p, scored, agents), s.tie, p.view.contract.latency_p99_ms)[:limit]
+    scored = [_scored(p, with_fallbacks(p, plan, _narrowed(p, spare or everybody, s.agents)), w) for plan in plans]
+    return _loadable(p, scored, agents)
 
 
 def usable_agents(p: Predictor) -> list[AgentView]:
@@ -135,9 +155,9 @@ def _yard(p: Predictor, agents: Sequence[AgentView], weights: Weights) -> Yard:
     )  # fmt: skip
 
 
-def _tables(p: Predictor, terrain: Terrain, yard: Yard, floor: float) -> list[Table]:
+def _tables(p: Predictor, terrain: Terrain, yard: Yard, floor: float, rules: Sequence[Rule] = ()) -> list[Table]:
     """One table per ONNX stage, reduced to rows worth combining. Raises InfeasibleError."""
-    stages = p.view.spec.onnx_stages()
+    stages = [bounded(stage, rules) for stage in p.view.spec.onnx_stages()]
     best = {stage.name: _best_accuracy(p, stage) for stage in stages}
     if math.prod(best.values()) < floor - 1e-9:
         raise InfeasibleError(
@@ -182,7 +202,8 @@ def _headroom(p: Predictor) -> str:
 
 def _scored(p: Predictor, plan: Plan, weights: Weights) -> Scored:
     prediction = p.predict(plan)
-    return Scored(plan=plan, prediction=prediction, score=score(prediction, p.view.contract, weights))
+    value = score(prediction, p.view.contract, weights) + bias(plan, p.view.constraints, p.costs.agents)
+    return Scored(plan=plan, prediction=prediction, score=value)
 
 
 def _loadable(p: Predictor, scored: list[Scored], agents: Sequence[AgentView]) -> list[Scored]:
