@@ -15,6 +15,7 @@ from controller.models.packages import Progress
 from controller.models.proving import CLOSE, Chain, Proof, items_until, largest_difference, prove_split
 from controller.models.samples import first_item
 from controller.models.sanity import check_outputs
+from controller.models.scopes import layer_edges
 from controller.models.sessions import Arrays, open_session, run
 from policies.service import Axis, BlockProfile
 
@@ -86,11 +87,9 @@ def _cut_and_prove(
     """
     cut = partition(graph, seen)
     declared = declare(cut, seen)
-    chain = Chain.load(cut, declared, name)
-    error = _chain_error(chain, sample, together)
+    chain, error = _tried(cut, declared, sample, together, name)
     if error > 0 and (loose := loosened(declared)) != declared:
-        other = Chain.load(cut, loose, name)
-        other_error = _chain_error(other, sample, together)
+        other, other_error = _tried(cut, loose, sample, together, name)
         if other_error < error:
             declared, chain, error = loose, other, other_error
     if error > CLOSE:
@@ -99,6 +98,19 @@ def _cut_and_prove(
         chain = Chain.load(cut, declared, name)
         error = _chain_error(chain, sample, together)
     return cut, declared, chain, error if math.isfinite(error) else 1.0
+
+
+def _tried(
+    cut: Partition, declared: dict[str, Declaration], sample: Arrays, together: Arrays, name: str
+) -> tuple[Chain, float]:
+    """All blocks in series, and their error; of a transformer also that of its halves, in which more is fused than in single layers."""
+    chain = Chain.load(cut, declared, name)
+    error = _chain_error(chain, sample, together)
+    count = len(cut.names)
+    if error == 0 and count > 2 and layer_edges(cut.graph, cut.order):
+        halves = Chain.load(cut, declared, name, steps=(0, count // 2, count))
+        error = _chain_error(halves, sample, together)
+    return chain, error
 
 
 def _chain_error(chain: Chain, sample: Arrays, together: Arrays) -> float:

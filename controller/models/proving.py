@@ -11,6 +11,7 @@ Tolerances, and why:
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -55,14 +56,16 @@ class Chain:
     """Shortest time of each block since `forget_times`; the least disturbed one is the block's own cost."""
 
     @classmethod
-    def load(cls, cut: Partition, declared: Mapping[str, Declaration], name: str) -> Chain:
-        """Extract and load every block. Raises ModelError if the runtime refuses one."""
-        blocks = range(len(cut.names))
-        pieces = [piece(cut, block, block + 1) for block in blocks]
+    def load(
+        cls, cut: Partition, declared: Mapping[str, Declaration], name: str, *, steps: Sequence[int] | None = None
+    ) -> Chain:
+        """Extract and load every block, or the ranges of blocks between `steps`. Raises ModelError if the runtime refuses one."""
+        ranges = list(itertools.pairwise(range(len(cut.names) + 1) if steps is None else steps))
+        pieces = [piece(cut, start, stop) for start, stop in ranges]
         chain = cls(name, pieces, [], [], [math.inf] * len(pieces))
-        for at in blocks:
-            file = serialise(extract(cut, at, at + 1, declared))
-            chain.sessions.append(open_session(file, f"block {at} of {name}"))
+        for start, stop in ranges:
+            file = serialise(extract(cut, start, stop, declared))
+            chain.sessions.append(open_session(file, f"block {start} of {name}"))
             chain.file_bytes.append(len(file))
         return chain
 
