@@ -98,7 +98,7 @@ class LocalStack:
             command += ["--llm-base-url", s.llm_base_url]
         began = time.monotonic()
         self._spawn("controller", [sys.executable, "-m", "controller.cli", *command])
-        self._wait(lambda: self._is_ready(), 60.0, "The controller did not become ready")
+        self.wait_until(lambda: self._is_ready(), 60.0, "The controller did not become ready")
         self.progress(
             f"controller ready in {time.monotonic() - began:.1f} s at {self.api.url} (API, dashboard, embedded store)"
         )
@@ -137,7 +137,9 @@ class LocalStack:
     def wait_for_agents(self, timeout_s: float = 90.0) -> None:
         """Wait until all agents are live, the cloud's too, then give the devices their emulated uplink."""
         wanted = len(self.settings.platforms) + (self.settings.cloud_agents if self.settings.ray != "none" else 0)
-        self._wait(lambda: len(self.live_agents()) >= wanted, timeout_s, f"Not all of {wanted} agents came to life")
+        self.wait_until(
+            lambda: len(self.live_agents()) >= wanted, timeout_s, f"Not all of {wanted} agents came to life"
+        )
         for agent in self.live_agents():
             self.progress(
                 f"agent {agent['id']}: {agent['platform']}, {agent['evidence']}, ingress {agent['ingress_url'] or '-'}"
@@ -163,11 +165,16 @@ class LocalStack:
         self._kill(process)
         return at_s
 
+    def freeze_agent(self, agent_id: str, frozen: bool) -> None:
+        """SIGSTOP or SIGCONT: a process that hangs keeps its connections open and answers nothing."""
+        process = next(process for process in self._processes if agent_id.startswith(f"{process.name}-"))
+        process.popen.send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+
     def restart_agent(self, agent_id: str) -> None:
-        """Start a killed agent's process again; it is the same device, so it needs no new token."""
-        process = next(process for process in self._killed if agent_id.startswith(f"{process.name}-"))
-        self._killed.remove(process)
-        self._spawn(process.name, process.command)
+        """Start a killed agent's process again (nothing if it runs); it is the same device, so it needs no new token."""
+        for process in [process for process in self._killed if agent_id.startswith(f"{process.name}-")]:
+            self._killed.remove(process)
+            self._spawn(process.name, process.command)
 
     def kill_controller(self) -> None:
         """SIGKILL the controller's process (its store, and Ray's processes, are on their own then)."""
@@ -214,7 +221,8 @@ class LocalStack:
         except RetryableError:
             return False
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float, complaint: str) -> None:
+        """Returns as soon as the condition holds. Raises RetryableError, or SettingsError when a process ended meanwhile."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             dead = [p for p in self._processes if p.popen.poll() is not None]

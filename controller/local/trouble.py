@@ -66,9 +66,7 @@ def _lost_at_s(stack: LocalStack, agent: str, since_s: float) -> float | None:
     return lost[0] if lost else None
 
 
-def _left_link_at_s(
-    stack: LocalStack, link: tuple[str, str], since_s: float, patience_s: float = 20.0
-) -> float | None:
+def _left_link_at_s(stack: LocalStack, link: tuple[str, str], since_s: float, patience_s: float = 20.0) -> float | None:
     """When a plan that does not send tensors over the link became active; a short demo may end before it does."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,8 @@ def whole(stack: LocalStack) -> None:
     for agent in stack.api.get("/v1/agents"):
         if agent["state"] == "lost" and not agent["is_cloud"]:
             stack.restart_agent(agent["id"])
-    eventually(lambda: sum(not a["is_cloud"] for a in stack.live_agents()) == len(stack.settings.platforms))
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Returns as soon as the condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
+    stack.wait_until(
+        lambda: sum(not a["is_cloud"] for a in stack.live_agents()) == len(stack.settings.platforms),
+        60.0,
+        "Not all devices came back",
+    )

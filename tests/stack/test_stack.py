@@ -97,3 +97,19 @@ def test_a_killed_agent_is_replaced_no_request_fails_and_it_may_come_back(stack:
     stack.restart_agent(victim)
     decisions = stack.api.get("/v1/decisions", service_id=SERVICE)
     assert any(victim in reason["text"] for decision in decisions for reason in decision["reasons"])
+
+
+def test_an_agent_that_hangs_is_left_and_comes_back_when_it_wakes(stack: LocalStack) -> None:
+    before = running_plan(stack)
+    ingress = ingress_urls(stack)[0]
+    victim = victim_of(before, stack)
+    stack.freeze_agent(victim, True)
+    try:
+        assert ask(ingress), "what waits for the hung agent falls back"
+        wait_for_plan(stack, after_epoch=before["epoch"], without=victim, timeout_s=90)
+        assert ask(ingress)
+    finally:
+        stack.freeze_agent(victim, False)
+    stack.wait_until(
+        lambda: victim in {agent["id"] for agent in stack.live_agents()}, 60.0, f"{victim} did not come back"
+    )
