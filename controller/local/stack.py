@@ -99,9 +99,8 @@ class LocalStack:
         began = time.monotonic()
         self._spawn("controller", [sys.executable, "-m", "controller.cli", *command])
         self.wait_until(lambda: self._is_ready(), 60.0, "The controller did not become ready")
-        self.progress(
-            f"controller ready in {time.monotonic() - began:.1f} s at {self.api.url} (API, dashboard, embedded store)"
-        )
+        self.progress(f"controller ready in {time.monotonic() - began:.1f} s (API, dashboard, embedded store)")
+        self.progress(f"dashboard: {self.dashboard_url}   who decides: {self.api.get('/v1/status')['policy']}")
 
     def join_agents(self) -> None:
         """Spawn one process per emulated device, each enrolled with a one-time token of its own."""
