@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
+from agents.activations import pack, unpack
 from agents.engine import Engine
 from agents.messages import Address, ChainDone, Hop, Message, RunChain
 from policies.ids import AgentId
+from policies.service import ActivationFormat
 from sla.errors import AgentLostError, DeadlineExceededError, InvalidInputError, ModelError
 
 Tensors = Mapping[str, np.ndarray]
@@ -55,7 +58,7 @@ class ChainRunner:
             )  # fmt: skip
         self.in_flight += 1
         try:
-            return await self.run(message, tensors)
+            return await self.run(message, unpack(tensors, message.packed) if message.packed else tensors)
         finally:
             self.in_flight -= 1
 
@@ -64,7 +67,7 @@ class ChainRunner:
         first = message.hops[0]
         deadline_s = self._clock() + message.remaining_ms / 1000
         if first.agent != self._agent_id:
-            return await self._forward(message.hops, message, tensors, deadline_s)
+            return await self._forward(message.hops, message, tensors, deadline_s, "fp32")
         ran = await self._engine.run(
             first.sha256, tensors, first.outputs, deadline_s=deadline_s, modality=message.modality,
             holder=(message.service_id, message.epoch), stage=first.stage, blocks=first.blocks,
@@ -75,11 +78,11 @@ class ChainRunner:
             return ChainDone(run_ms=(ran.ms,)), _final(first, made)
         needed = {name for hop in rest for name in hop.inputs} | set(rest[-1].outputs)
         onward = {name: value for name, value in made.items() if name in needed}
-        done, outputs = await self._forward(rest, message, onward, deadline_s)
+        done, outputs = await self._forward(rest, message, onward, deadline_s, first.activations)
         return ChainDone(run_ms=(ran.ms, *done.run_ms)), outputs
 
     async def _forward(
-        self, hops: tuple[Hop, ...], message: RunChain, tensors: Tensors, deadline_s: float
+        self, hops: tuple[Hop, ...], message: RunChain, tensors: Tensors, deadline_s: float, how: ActivationFormat
     ) -> tuple[ChainDone, dict[str, np.ndarray]]:
         left_s = deadline_s - self._clock()
         if left_s <= 0:
@@ -90,6 +93,9 @@ class ChainRunner:
         )  # fmt: skip
         if hops[0].agent == self._agent_id:
             return await self.run(onward, tensors)
+        if how != "fp32":
+            tensors, packed = pack(tensors, how)
+            onward = msgspec.structs.replace(onward, packed=packed)
         return await forward(self._peers, onward, tensors, timeout_s=left_s)
 
 

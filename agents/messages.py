@@ -19,7 +19,7 @@ import msgspec
 from policies.fleet import Evidence
 from policies.ids import AgentId, BlobHash, ModelName, ServiceId
 from policies.plan import Plan, Span
-from policies.service import ServiceSpec
+from policies.service import ActivationFormat, ServiceSpec
 
 PROTOCOL_VERSION = 1
 REPORT_EVERY_MS = 500
@@ -305,6 +305,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     sha256: BlobHash
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    activations: ActivationFormat = "fp32"
+    """How it sends on what the next hops need."""
 
 
 class RunChain(Message, frozen=True, kw_only=True, tag="run-chain"):
@@ -320,6 +322,8 @@ class RunChain(Message, frozen=True, kw_only=True, tag="run-chain"):
     """What is left of the request's deadline when the message is sent."""
     hops: tuple[Hop, ...]
     modality: Literal["vision", "speech", "text"] = "vision"
+    packed: tuple[str, ...] = ()
+    """Tensors of this message that travel in fewer bits (see `agents.activations`)."""
 
 
 class ChainDone(Message, frozen=True, kw_only=True, tag="chain-done"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from agents.messages import Address, Hop, Route, ShardFile, file_key
-from policies.ids import AgentId, BlobHash, ServiceId
+from policies.ids import AgentId, BlobHash, ServiceId, StageName
 from policies.plan import Lane, Span, StagePlan
 from sla.errors import ConflictError, ModelError, NotFoundError
 
@@ -121,6 +121,7 @@ def pinned_blobs(routes: Iterable[Route], agent: AgentId) -> frozenset[BlobHash]
 def _hops(
     route: Route, placed: Sequence[tuple[str, str, Span, AgentId]], final_outputs: tuple[str, ...]
 ) -> tuple[Hop, ...]:
+    formats = {stage.name: stage.activations for stage in route.spec.onnx_stages()}
     hops = []
     for index, (stage, model, blocks, agent) in enumerate(placed):
         file = route.files[file_key(model, blocks)]
@@ -128,7 +129,7 @@ def _hops(
         hops.append(
             Hop(
                 agent=agent, address=route.addresses.get(agent, Address("", 0)), stage=stage, blocks=blocks,
-                sha256=file.sha256, inputs=file.inputs, outputs=outputs,
+                sha256=file.sha256, inputs=file.inputs, outputs=outputs, activations=formats.get(StageName(stage), "fp32"),
             )
         )  # fmt: skip
     return tuple(hops)

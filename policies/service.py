@@ -9,6 +9,8 @@ import msgspec
 from policies.ids import BlobHash, ModelName, ServiceId, StageName
 
 Axis = Literal["patch", "token"]
+ActivationFormat = Literal["fp32", "fp16", "int8"]
+"""How large float32 values travel between two shards of a chain."""
 
 
 class BlockProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,8 @@ class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):
     """Typical number of items per request; prediction uses it until it was measured."""
     raw: bool = False
     """The inputs are raw user data (pixels, text) in the sense of the contract's `privacy`."""
+    activations: ActivationFormat = "fp32"
+    """How values travel between its shards; anything but fp32 costs accuracy, which the variants' figures must include."""
 
 
 class PythonStage(msgspec.Struct, frozen=True, kw_only=True, tag="python"):
