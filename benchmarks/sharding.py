@@ -31,9 +31,10 @@ from controller.models.sessions import Arrays, open_session
 from controller.models.sessions import run as run_session
 from controller.models.sharding_zoo import SPECIMENS, fetch_specimen, specimen_sample
 from controller.models.transforms import append_ctc_head
+from controller.models.variants import activation_cost
 from controller.models.zoo import ZOO, fetch_zoo, zoo_sample
 from policies.plan import Span
-from policies.service import Axis, ModelProfile
+from policies.service import ActivationFormat, Axis, ModelProfile
 
 MODELS: Final = ("orientation", "det-small", "rec-small", "minilm-int8", "vit-s", "t5-encoder-int8", "t5-decoder-int8", "silero-vad", "silero-vad-16k", "vlm")  # fmt: skip
 QUICK_MODELS: Final = ("rec-small", "minilm-int8", "vit-s", "t5-decoder-int8", "silero-vad-16k", "vlm")
@@ -63,6 +64,7 @@ def run(quick: bool) -> list[Row]:
         for name in QUICK_MODELS if quick else MODELS:
             rows.extend(_sharded(registry, subject(name), rounds=9 if quick else 41))
         rows.extend(_pruned(registry, rounds=7 if quick else 21))
+        rows.extend(_activations(registry))
     rows.append(_many_nodes())
     return rows
 
@@ -144,6 +146,20 @@ def _pruned(registry: ModelRegistry, rounds: int) -> list[Row]:
         Row(name="token pruning, bytes at later cuts", value=cuts[1] / cuts[0], unit="ratio"),
         Row(name="token pruning, cosine of the final embedding", value=cosine, unit="cosine", note="class token, one picture of noise"),
     ]  # fmt: skip
+
+
+def _activations(registry: ModelRegistry) -> list[Row]:
+    """The ViT in four shards whose activations travel in fewer bits."""
+    it = subject("vit-s")
+    formats: tuple[ActivationFormat, ...] = ("fp16", "int8")
+    rows = []
+    for how in formats:
+        cost = activation_cost(registry, it.name, [4, 7, 10], how, [it.sample])
+        note = f"three cuts, {cost.bytes_ratio:.2f} of the bytes, relative difference {cost.difference:.2g}"
+        rows.append(
+            Row(name=f"activations as {how}, cosine of the result", value=cost.cosine, unit="cosine", note=note)
+        )
+    return rows
 
 
 def part_sample(sample: Mapping[str, Any], model: Any) -> Arrays:

@@ -7,6 +7,7 @@ measures its variants itself (`services.accuracy`). The gate holds plans to the 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from agents.activations import pack, unpack
 from controller.models.graph import read_file, read_model
-from controller.models.proving import item_cosines, largest_difference
+from controller.models.proving import difference, item_cosines, largest_difference
 from controller.models.registry import ModelRegistry
 from controller.models.sessions import Arrays, open_session, run
 from policies.ids import ModelName
-from policies.service import Axis, ModelProfile
+from policies.plan import Span
+from policies.service import ActivationFormat, Axis, ModelProfile
 from sla.errors import ModelError, NotFoundError
 
 _TIMED_RUNS = 3
@@ -65,10 +68,10 @@ def add_variant(
     original = read_file(path)
     changed = transform(read_model(original, base)[0]).SerializeToString(deterministic=True)
     measured = _compare(original, changed, samples, f"{base}.{suffix}", class_scores)
-    fidelity, cosine, difference, time_ratio = measured
+    fidelity, cosine, error, time_ratio = measured
     name = f"{base}.{suffix}"
     profile = registry.add(name, changed, axis=axis, samples=samples[0], accuracy=before.accuracy * fidelity)
-    return Variant(profile, fidelity, cosine, difference, time_ratio, len(changed) / len(original))
+    return Variant(profile, fidelity, cosine, error, time_ratio, len(changed) / len(original))
 
 
 def _compare(
@@ -100,6 +103,48 @@ def _time_ms(once: Callable[[], Mapping[str, Any]]) -> float:
         once()
         times.append((time.perf_counter() - began_s) * 1000)
     return max(min(times), 1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCost:
+    """What sending activations in fewer bits costs at some cuts of a model."""
+
+    cosine: float
+    """Smallest cosine of any item of any output to the result without it."""
+    difference: float
+    """Largest difference relative to the largest magnitude."""
+    bytes_ratio: float
+    """Bytes that cross the cuts over those without it."""
+
+
+def activation_cost(
+    registry: ModelRegistry, name: str, cuts: Sequence[int], how: ActivationFormat, samples: Sequence[Arrays]
+) -> ActivationCost:
+    """Run the model as shards between `cuts` (numbers of blocks), with values packed at each of them, against running it plainly.
+
+    Raises NotFoundError for a model or a cut that is not there.
+    """
+    count = len(registry.profile(name).blocks)
+    parts = [registry.part(name, Span(a, b)) for a, b in itertools.pairwise([0, *sorted(cuts), count])]
+    sessions = [open_session(part.content, name) for part in parts]
+    cosines: list[float] = []
+    worst, plain_bytes, packed_bytes = 0.0, 0, 0
+    for sample in samples:
+        plainly, packed = dict(sample), dict(sample)
+        for at, (part, session) in enumerate(zip(parts, sessions, strict=True)):
+            plainly |= run(session, {key: plainly[key] for key in part.inputs}, part.outputs, name)
+            packed |= run(session, {key: packed[key] for key in part.inputs}, part.outputs, name)
+            if at < len(parts) - 1:
+                needed = {key for later in parts[at + 1 :] for key in later.inputs}
+                onward = {key: value for key, value in packed.items() if key in needed}
+                sent, which = pack(onward, how)
+                plain_bytes += sum(value.nbytes for value in onward.values())
+                packed_bytes += sum(value.nbytes for value in sent.values())
+                packed |= unpack(sent, which)
+        outputs = {key: (plainly[key], packed[key]) for key in parts[-1].outputs}
+        cosines.extend(cosine for pair in outputs.values() for cosine in item_cosines(*pair))
+        worst = max(worst, *(difference(*pair) for pair in outputs.values()))
+    return ActivationCost(min(cosines), worst, packed_bytes / max(plain_bytes, 1))
 
 
 def variant_names(registry: ModelRegistry, base: str) -> tuple[ModelName, ...]:

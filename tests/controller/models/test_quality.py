@@ -16,7 +16,7 @@ from controller.models.precision import at_precision
 from controller.models.pruning import layer_outputs, prune_tokens
 from controller.models.registry import ModelRegistry
 from controller.models.sessions import Arrays, open_session, run
-from controller.models.variants import add_variant, variant_names
+from controller.models.variants import activation_cost, add_variant, variant_names
 from sla.errors import ModelError
 
 
@@ -170,3 +170,13 @@ def test_a_variant_is_measured_on_samples(vision: Any, tmp_path: Path) -> None:
     registry.add("vision", vision.SerializeToString(), samples=tiles(1))
     with pytest.raises(ModelError, match="there is none"):
         add_variant(registry, "vision", "fp16", lambda model: model, [])
+
+
+def test_the_cost_of_activations_in_fewer_bits_is_measured(vision: Any, tmp_path: Path) -> None:
+    registry = ModelRegistry(tmp_path)
+    registry.add("vision", vision.SerializeToString(), axis="patch", samples=tiles(1))
+    half, byte = (activation_cost(registry, "vision", [2, 3], how, [tiles(5)]) for how in ("fp16", "int8"))
+    assert half.bytes_ratio == pytest.approx(0.5, abs=0.01)
+    assert byte.bytes_ratio < 0.3
+    assert 0 < half.difference < byte.difference < 0.05
+    assert half.cosine > byte.cosine > 0.999
