@@ -89,8 +89,9 @@ def sla_head(sla: SlaOut) -> str:
 
 
 def sla_body(sla: SlaOut) -> str:
-    """The sentence, the latency bar and the figures."""
-    return f'<p class="tg-why">{escape(sla.text)}</p>{latency_bar(sla)}{_figures(sla)}'
+    """The sentence, the alerts that fire, the latency bar and the figures."""
+    alerts = "".join(f'<p class="tg-why tg-text-bad">{escape(alert)}</p>' for alert in sla.firing[:4])
+    return f'<p class="tg-why">{escape(sla.text)}</p>{alerts}{latency_bar(sla)}{_figures(sla)}'
 
 
 def latency_bar(sla: SlaOut) -> str:

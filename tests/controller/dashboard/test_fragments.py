@@ -46,6 +46,13 @@ def test_an_endless_prediction_is_a_word_and_leaves_the_scale_alone() -> None:
     assert "left:80.0%" in latency_bar(_sla(50.0, True, predicted_p99_ms=1e12))
 
 
+def test_alerts_that_fire_stand_before_the_figures() -> None:
+    body = sla_body(_sla(50.0, True, firing=["page: the budget of <latency> burns 14 times too fast"]))
+    assert "burns 14 times too fast" in body
+    assert "<latency>" not in body
+    assert body.index("burns") < body.index("Error budget left")
+
+
 def test_foreign_text_is_escaped() -> None:
     evil = "<img src=x onerror=alert(1)>"
     decision = DecisionOut(
