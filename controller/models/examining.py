@@ -53,7 +53,7 @@ def examine(
     """Examine the model whose bytes are `content`. Raises ModelError if it cannot run on the sample."""
     one = first_item(sample) if axis else sample
     items = next(iter(sample.values())).shape[0] if axis else 1
-    whole = open_session(content, name)
+    whole = open_session(content, name, weights=graph.weights)
     together = run(whole, sample, graph.outputs, name)
     check_outputs(graph, sample, together, name)
     progress(f"observing {name}: shapes and costs of {len(graph.nodes)} operators")

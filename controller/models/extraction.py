@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import onnx
 
-from controller.models.graph import Graph
+from controller.models.graph import MAX_MODEL_BYTES, Graph, with_values
 from controller.models.layout import Partition
 from controller.models.observing import Observation, ValueFact
+from sla.errors import ModelError
 
 Dims = tuple[int | str | None, ...]
 _LOWEST_IR = 4
@@ -75,9 +76,19 @@ def _targets(cut: Partition, start: int, stop: int) -> tuple[str, ...]:
 
 
 def extract(cut: Partition, start: int, stop: int, declared: Mapping[str, Declaration]) -> Any:
-    """Blocks [start, stop) as an `onnx.ModelProto`; `declared` has the type of every value that crosses a cut."""
+    """Blocks [start, stop) as an `onnx.ModelProto`; `declared` has the type of every value that crosses a cut.
+
+    Raises ModelError if their weights are more than one file may hold.
+    """
     graph, source = cut.graph, cut.graph.model
     part = piece(cut, start, stop)
+    size = sum(graph.constant_bytes[name] for name in part.constants)
+    if size > MAX_MODEL_BYTES:
+        raise ModelError(
+            f"Blocks {start} to {stop} of {len(cut.names)} have {size / 1e9:.1f} GB of weights, more than one ONNX file may hold; "
+            "they must be placed as smaller shards.",
+            found=f"{size} bytes", accepted=f"at most {MAX_MODEL_BYTES}",
+        )  # fmt: skip
     known = {value.name: value for value in (*source.graph.input, *source.graph.output)}
     model = onnx.ModelProto(
         ir_version=max(source.ir_version, _LOWEST_IR), producer_name="tidegate", opset_import=source.opset_import,
@@ -90,7 +101,7 @@ def extract(cut: Partition, start: int, stop: int, declared: Mapping[str, Declar
     inner = {name for at in part.nodes for name in graph.nodes[at].output} - {*part.inputs, *part.outputs}
     model.graph.value_info.extend(value for value in source.graph.value_info if value.name in inner)
     wanted = set(part.constants)
-    model.graph.initializer.extend(t for t in source.graph.initializer if t.name in wanted)
+    model.graph.initializer.extend(with_values(t, graph.weights) for t in source.graph.initializer if t.name in wanted)
     model.graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in wanted)
     return model
 

@@ -20,7 +20,8 @@ from onnx.external_data_helper import load_external_data_for_model
 from sla.errors import ModelError
 
 MAX_MODEL_BYTES = (1 << 31) - 1
-"""Protocol buffers cannot hold more; larger models must be split by their author."""
+"""Protocol buffers cannot hold more. The weights of a larger model stay in their own files; each of its shards must be smaller."""
+MAX_WEIGHT_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,15 @@ class Graph:
     inputs: tuple[str, ...]
     """True inputs: initializers that old files also list as inputs are not among them."""
     outputs: tuple[str, ...]
+    weights: Path | None = None
+    """Where the files of weights lie that are too large to be drawn into the model; None if it holds all of them."""
 
 
-def read_model(source: Path | bytes, name: str) -> tuple[Any, bool]:
+def read_model(source: Path | bytes, name: str, *, weights: Path | None = None) -> tuple[Any, bool]:
     """The parsed `onnx.ModelProto` with external data drawn in, and whether there was none of that.
 
-    Raises ModelError with one sentence.
+    External data that makes the model larger than one file may be is checked and stays where it is: beside the file, or in `weights`
+    for a model that is given as bytes. Raises ModelError with one sentence.
     """
     content = source if isinstance(source, bytes) else read_file(source)
     if len(content) > MAX_MODEL_BYTES:
@@ -56,7 +60,7 @@ def read_model(source: Path | bytes, name: str) -> tuple[Any, bool]:
         raise _not_onnx(name, "its content cannot be decoded or is cut short") from error
     if not model.graph.node or not model.opset_import:
         raise _not_onnx(name, "it holds no graph with operators")
-    external = _draw_in_external_data(model, source.parent if isinstance(source, Path) else None, name)
+    external = _draw_in_external_data(model, source.parent if isinstance(source, Path) else weights, name)
     return model, not external
 
 
@@ -70,8 +74,8 @@ def read_file(path: Path) -> bytes:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.", found=str(path)) from error
 
 
-def build_graph(model: Any, name: str) -> Graph:
-    """Validate `model` and index it. Raises ModelError with one sentence."""
+def build_graph(model: Any, name: str, *, weights: Path | None = None) -> Graph:
+    """Validate `model` and index it; `weights` is where data lies that `read_model` left outside. Raises ModelError with one sentence."""
     graph = model.graph
     constants = {tensor.name: tensor_bytes(tensor) for tensor in graph.initializer}
     constants |= {sparse.values.name: tensor_bytes(sparse.values) for sparse in graph.sparse_initializer}
@@ -98,6 +102,7 @@ def build_graph(model: Any, name: str) -> Graph:
         constant_bytes=constants,
         inputs=inputs,
         outputs=outputs,
+        weights=weights if any(is_external(tensor) for tensor in graph.initializer) else None,
     )
 
 
@@ -202,15 +207,50 @@ def _draw_in_external_data(model: Any, base: Path | None, name: str) -> bool:
         )
     for tensor in external:
         _check_location(tensor, base, name)
+    size = model.ByteSize() + sum(tensor_bytes(tensor) for tensor in external)
+    if size > MAX_MODEL_BYTES:
+        for tensor in external:
+            _check_extent(tensor, base, name)
+        if len(external) > sum(map(is_external, model.graph.initializer)) or size > MAX_WEIGHT_BYTES:
+            raise ModelError(f"{name} has {size} bytes with its weights, in a form that cannot be split into files.")
+        return True
     try:
         load_external_data_for_model(model, str(base))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{name} keeps weights in other files that cannot be read: {first_line(error)}.") from error
-    if model.ByteSize() > MAX_MODEL_BYTES:
-        raise ModelError(
-            f"{name} has more than {MAX_MODEL_BYTES} bytes with its weights; an ONNX file cannot hold more."
-        )
     return True
+
+
+def is_external(tensor: Any) -> bool:
+    """Whether the tensor's values lie in another file."""
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def with_values(tensor: Any, weights: Path | None) -> Any:
+    """The tensor with its values inside; reads them from their file in `weights` if they lie outside. Raises ModelError."""
+    if not is_external(tensor) or weights is None:
+        return tensor
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        with (weights / place["location"]).open("rb") as file:
+            file.seek(int(place.get("offset", 0)))
+            values = file.read(tensor_bytes(tensor))
+    except (OSError, KeyError, ValueError) as error:
+        raise ModelError(f"The weights {tensor.name!r} can no longer be read: {error}.", found=tensor.name) from error
+    return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=values)
+
+
+def _check_extent(tensor: Any, base: Path, name: str) -> None:
+    """Refuse weights that are not there in full."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    offset, length = int(place.get("offset", 0)), int(place.get("length", tensor_bytes(tensor)))
+    path = base / place["location"]
+    held = path.stat().st_size if path.is_file() else 0
+    if offset < 0 or length != tensor_bytes(tensor) or offset + length > held:
+        raise ModelError(
+            f"{name} keeps the weights {tensor.name!r} in {place['location']!r}, which does not hold the {tensor_bytes(tensor)} bytes at {offset}.",
+            found=tensor.name,
+        )
 
 
 def _check_location(tensor: Any, base: Path, name: str) -> None:

@@ -58,7 +58,11 @@ def observe(graph: Graph, sample: Arrays, name: str) -> Observation:
         node.name = f"{_PREFIX}{at}"
     with tempfile.TemporaryDirectory(prefix="tidegate-observe-") as scratch:
         session = open_session(
-            labelled.SerializeToString(), name, optimise=False, profile_prefix=str(Path(scratch, "profile"))
+            labelled.SerializeToString(),
+            name,
+            optimise=False,
+            profile_prefix=str(Path(scratch, "profile")),
+            weights=graph.weights,
         )
         for _ in range(2):  # the first run also touches the memory for the first time
             run(session, sample, graph.outputs, name)

@@ -57,6 +57,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     shared: tuple[int, ...]
     bounds: tuple[int, ...]
     declared: dict[str, Declaration]
+    weights: str = ""
+    """Directory of the weights of a model that is larger than one file may be; it must stay where it is."""
     trace: BlobHash
     """The values of one item at every cut, from which golden blobs are made."""
 
@@ -178,7 +180,7 @@ class ModelRegistry:
         model, self_contained = read_model(source, name)
         if transform is not None:
             model = transform(model)
-        graph = build_graph(model, name)
+        graph = build_graph(model, name, weights=source.parent.resolve() if isinstance(source, Path) else None)
         items = SAMPLE_ITEMS if axis else 1
         sample = generate_sample(graph, items, name) if samples is None else check_sample(graph, samples, name)
         content = serialise(model)
@@ -189,7 +191,7 @@ class ModelRegistry:
             atomic_reason=found.cut.atomic_reason, split_until=found.split_until,
         )  # fmt: skip
         return Record(
-            key=key, self_contained=self_contained, profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,
+            key=key, self_contained=self_contained, weights=str(graph.weights or ""), profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,
             declared=found.declared, trace=self._blobs.put(_pack_trace(found)),
         )  # fmt: skip
 
@@ -198,7 +200,7 @@ class ModelRegistry:
         cut, content = self._cut(record)
         part = piece(cut, blocks.start, blocks.stop)
         whole = len(blocks) == len(profile.blocks)
-        if not whole:
+        if not whole or cut.graph.weights is not None:
             content = serialise(extract(cut, blocks.start, blocks.stop, record.declared))
         trace = self._trace(record)
         inputs = cut.graph.inputs if whole else part.inputs
@@ -218,7 +220,9 @@ class ModelRegistry:
 
     def _cut(self, record: Record) -> tuple[Partition, bytes]:
         content = read_file(self._existing(record.profile.sha256))
-        graph = build_graph(read_model(content, record.profile.name)[0], record.profile.name)
+        weights = Path(record.weights) if record.weights else None
+        model, _ = read_model(content, record.profile.name, weights=weights)
+        graph = build_graph(model, record.profile.name, weights=weights)
         return assemble(graph, record.shared, record.bounds, reason=record.profile.atomic_reason), content
 
     def _trace(self, record: Record) -> Arrays:

@@ -35,7 +35,7 @@ def _first_nan(graph: Graph, sample: Arrays, name: str) -> str:
     del exposed.graph.output[:]
     names = [value for node in graph.nodes for value in node.output if value]
     exposed.graph.output.extend(onnx.ValueInfoProto(name=value) for value in names)
-    session = open_session(exposed.SerializeToString(), name, optimise=False)
+    session = open_session(exposed.SerializeToString(), name, optimise=False, weights=graph.weights)
     for value, array in zip(names, session.run(names, sample), strict=True):
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
             return f"it first appears in {_node_label(graph, graph.producer[value])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,20 @@ from sla.errors import ModelError
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def open_session(model: bytes, name: str, *, optimise: bool = True, profile_prefix: str | None = None) -> Any:
-    """An `onnxruntime.InferenceSession`. Raises ModelError if ONNX Runtime refuses the model."""
+def open_session(
+    model: bytes, name: str, *, optimise: bool = True, profile_prefix: str | None = None, weights: Path | None = None
+) -> Any:
+    """An `onnxruntime.InferenceSession`; `weights` is where weights lie that are not in the model.
+
+    Raises ModelError if ONNX Runtime refuses the model.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # what is wrong comes back as an exception
+    if weights is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if profile_prefix is not None:
