@@ -26,8 +26,11 @@ from controller.views import (
     Applied,
     DecisionOut,
     EventOut,
+    KeyIn,
+    KeyOut,
     LinkShapeIn,
     ModelOut,
+    NewKeyOut,
     PlanOut,
     ServiceOut,
     SlaOut,
@@ -130,6 +133,8 @@ def _refusal(request: HTTPConnection, method: str, keys: Keys | None) -> Respons
     role = keys.role_of(key) if key else None
     # Asking a model changes nothing here, so whoever may look may ask.
     needed = Role.VIEWER if method == "GET" or request.url.path.startswith("/v2") else Role.OPERATOR
+    if request.url.path.startswith("/v1/keys"):
+        needed = Role.ADMIN
     if role is None:
         if _wants_page(request):
             return None  # The dashboard shows its own sign-in; its data comes through this API with the key.
@@ -298,6 +303,20 @@ def _fleet(router: APIRouter, controller: Controller) -> None:
     async def create_token(body: TokenIn) -> TokenOut:
         """A join token; it is shown once."""
         return await controller.create_token(body)
+
+    @router.post("/v1/keys", tags=["keys"], status_code=201)
+    async def create_key(body: KeyIn) -> NewKeyOut:
+        """An API key for somebody else; it is shown once. Only an admin may."""
+        return await controller.api_keys.create(body, controller.clock.wall_s())
+
+    @router.get("/v1/keys", tags=["keys"])
+    async def keys() -> list[KeyOut]:
+        return controller.api_keys.list()
+
+    @router.delete("/v1/keys/{key_id}", tags=["keys"], status_code=204)
+    async def revoke_key(key_id: str) -> Response:
+        await controller.api_keys.revoke(key_id)
+        return Response(status_code=204)
 
     @router.post("/v1/links:shape", tags=["agents"])
     async def shape_link(body: LinkShapeIn) -> dict[str, str]:

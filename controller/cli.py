@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _stack_commands(commands)
     _agent_commands(commands)
+    _key_commands(commands)
     _sla_commands(commands)
     _model_commands(commands)
     _plan_commands(commands)
@@ -123,6 +124,22 @@ def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     create.add_argument("--note", default="")
     create.add_argument("--json", action="store_true")
     create.set_defaults(run=_call("token_create"))
+
+
+def _key_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    key = commands.add_parser("key", help="API keys with roles, for a controller that others reach")
+    actions = key.add_subparsers(required=True, metavar="ACTION")
+    create = actions.add_parser("create", help="make one; it is shown once")
+    create.add_argument("--role", choices=("viewer", "operator", "admin"), default="viewer")
+    create.add_argument("--note", default="")
+    create.add_argument("--json", action="store_true")
+    create.set_defaults(run=_call("key_create"))
+    listing = actions.add_parser("list", help="keys that were made")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(run=_call("key_list"))
+    revoke = actions.add_parser("revoke", help="take a key back")
+    revoke.add_argument("id")
+    revoke.set_defaults(run=_call("key_revoke"))
 
 
 def _sla_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

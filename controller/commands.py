@@ -65,6 +65,28 @@ def token_create(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def key_create(arguments: argparse.Namespace) -> int:
+    made = api_of(arguments).post("/v1/keys", json={"role": arguments.role, "note": arguments.note})
+    print(
+        json.dumps(made, indent=2)
+        if arguments.json
+        else f"{made['key']}\nThis {made['role']} key is shown once; revoke it with: tidegate key revoke {made['id']}"
+    )
+    return 0
+
+
+def key_list(arguments: argparse.Namespace) -> int:
+    keys = api_of(arguments).get("/v1/keys")
+    rows = [(k["id"], k["role"], k["note"], time.strftime("%Y-%m-%d", time.gmtime(k["created_at_s"]))) for k in keys]
+    return show(arguments, keys, ("key", "role", "note", "made"), rows)
+
+
+def key_revoke(arguments: argparse.Namespace) -> int:
+    api_of(arguments).delete(f"/v1/keys/{arguments.id}")
+    print(f"The key {arguments.id} is revoked.")
+    return 0
+
+
 def sla_validate(arguments: argparse.Namespace) -> int:
     contract = parse_contract(read_file(arguments.file))
     if arguments.json:

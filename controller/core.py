@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from importlib import metadata
 
 from agents.messages import Leave, Report, Route, ShapeLink
+from controller.api_keys import ApiKeys
 from controller.clock import Clock, SystemClock
 from controller.cloud import Cloud, JoinOffer
 from controller.contracts import Contracts
@@ -106,6 +107,8 @@ class Controller:
         self.leadership = Leadership(self.state, self.settings.directory)
         await self.leadership.take()
         self._opened.push_async_callback(self.leadership.give_up)
+        self.api_keys = ApiKeys(self.state)
+        await self.api_keys.load()
         self.desired = Desired(self.state)
         await self.desired.load()
         self.fleet.restore(await self.state.agents())

@@ -66,6 +66,15 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True):
     used: int
 
 
+class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key; of the key itself only the hash is kept, as the record's name."""
+
+    role: int
+    """A `controller.auth.Role`."""
+    note: str = ""
+    created_at_s: float = 0.0
+
+
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One plan of a service's history, with the decision that wanted it."""
 

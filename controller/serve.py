@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from agents.ingress import EmbeddedServer, create_app
 from controller.api import create_api
-from controller.auth import Keys, keys_with_admin, load_or_create_admin_key
+from controller.auth import load_or_create_admin_key
 from controller.core import Controller
 from controller.dashboard import mount_dashboard
 from controller.settings import CloudSettings, ControllerSettings, DoorSettings, LlmSettings
@@ -66,7 +66,10 @@ async def _serve(settings: ControllerSettings) -> None:
     controller = Controller(settings)
     await controller.start()
     try:
-        keys, key = _keys(settings)
+        key = _admin_key(settings)
+        if key is not None:
+            controller.api_keys.add_admin(key)
+        keys = controller.api_keys.keys if key is not None else None
         app = create_api(controller, keys)
         app.mount("/v2", create_app(controller.gateway))
         mount_dashboard(app, api_url=_own_url(settings, listener), key=key, ca_pem=controller.ca.ca_pem)
@@ -102,12 +105,11 @@ def _api_name(names: tuple[str | None, ...]) -> str:
     return f"api-{hashlib.sha256(repr(names).encode()).hexdigest()[:12]}"
 
 
-def _keys(settings: ControllerSettings) -> tuple[Keys | None, str | None]:
-    """Who may call; on loopback nobody needs a key unless one was given."""
+def _admin_key(settings: ControllerSettings) -> str | None:
+    """The first administrator's key; None on loopback, where nobody needs one unless one was given."""
     if settings.door.is_loopback and settings.admin_key is None:
-        return None, None
-    key = settings.admin_key or load_or_create_admin_key(settings.directory / "admin.key")
-    return keys_with_admin(key), key
+        return None
+    return settings.admin_key or load_or_create_admin_key(settings.directory / "admin.key")
 
 
 def _own_url(settings: ControllerSettings, listener: socket.socket) -> str:

@@ -1,6 +1,6 @@
 """What the centre remembers, typed, over the store. Whatever a method returned from is durable.
 
-Keys: contract/ID, service/ID, model/NAME, agent/ID, token/HASH, plans/SERVICE, window/SERVICE; logs decisions/SERVICE, outcomes/SERVICE.
+Keys: contract/ID, service/ID, model/NAME, agent/ID, token/HASH, key/HASH, plans/SERVICE, window/SERVICE; logs decisions/SERVICE, outcomes/SERVICE.
 All methods raise StoreUnavailableError when the outcome is unknown: repeat them, each is safe to repeat.
 """
 
@@ -16,6 +16,7 @@ import msgspec
 from controller.join_tokens import JoinTokens
 from controller.records import (
     AgentRecord,
+    ApiKeyRecord,
     DecisionRecord,
     OutcomeNote,
     PlanBook,
@@ -67,6 +68,7 @@ class State:
         self._agents = Table(store, "agent", AgentRecord)
         self._tokens = JoinTokens(store)
         self._books = Table(store, "plans", PlanBook)
+        self._api_keys = Table(store, "key", ApiKeyRecord)
 
     # --- contracts
 
@@ -193,6 +195,20 @@ class State:
     async def revoke_token(self, token_id: str) -> bool:
         """Nobody joins with it any more; False if there is no such token. Devices that joined stay."""
         return await self._tokens.revoke(token_id)
+
+    # --- API keys
+
+    async def put_api_key(self, digest: str, record: ApiKeyRecord) -> None:
+        """Remember a key by its hash."""
+        await self._api_keys.put(digest, record)
+
+    async def api_keys(self) -> dict[str, ApiKeyRecord]:
+        """All keys, by hash."""
+        return await self._api_keys.all()
+
+    async def delete_api_key(self, digest: str) -> bool:
+        """False if there was none."""
+        return await self._api_keys.delete(digest)
 
     # --- plans
 

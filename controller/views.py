@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -210,6 +210,25 @@ class TokenOut(BaseModel):
     """What to run on the device."""
     expires_at_s: float
     uses: int
+
+
+class KeyIn(BaseModel):
+    model_config = {"extra": "forbid"}
+
+    role: Literal["viewer", "operator", "admin"] = "viewer"
+    note: Annotated[str, Field(max_length=200)] = ""
+
+
+class KeyOut(BaseModel):
+    id: str
+    role: str
+    note: str
+    created_at_s: float
+
+
+class NewKeyOut(KeyOut):
+    key: str
+    """Shown once."""
 
 
 class BlockOut(BaseModel):

@@ -80,6 +80,23 @@ def test_probes_need_no_key_and_everything_else_does(
         assert admin.post("/v1/tokens", json={"uses": 1})["command"].startswith("tidegate agent join tidegate://")
 
 
+def test_an_admin_makes_keys_for_others_and_takes_them_back(
+    served: tuple[str, Path, subprocess.Popen[bytes]], url: str
+) -> None:
+    with client(served, KEY) as admin:
+        made = admin.post("/v1/keys", json={"role": "viewer", "note": "wall display"})
+        assert [(key["id"], key["role"]) for key in admin.get("/v1/keys")] == [(made["id"], "viewer")]
+        with client(served, made["key"]) as viewer:
+            assert viewer.get("/v1/slas") == []
+            with pytest.raises(RefusedError, match="viewer"):
+                viewer.post("/v1/tokens", json={"uses": 1})
+            with pytest.raises(RefusedError):
+                viewer.get("/v1/keys")
+        admin.delete(f"/v1/keys/{made['id']}")
+        with client(served, made["key"]) as viewer, pytest.raises(RefusedError):
+            viewer.get("/v1/slas")
+
+
 def test_only_its_own_ca_vouches_for_it(served: tuple[str, Path, subprocess.Popen[bytes]], url: str) -> None:
     with closing(ApiClient(url, key=KEY)) as trusting, pytest.raises(RetryableError, match=r"(?i)certificate"):
         trusting.get("/healthz")
