@@ -37,7 +37,7 @@ def unpack(tensors: Mapping[str, np.ndarray], packed: Iterable[str]) -> dict[str
         tensor, scale = restored.get(name), restored.pop(f"{name}{SCALE_SUFFIX}", None)
         if tensor is not None and tensor.dtype == np.float16 and scale is None:
             restored[name] = tensor.astype(np.float32)
-        elif tensor is not None and tensor.dtype == np.int8 and _is_scale(scale, tensor):
+        elif tensor is not None and scale is not None and tensor.dtype == np.int8 and _is_scale(scale, tensor):
             restored[name] = tensor.astype(np.float32) * scale
         else:
             raise InvalidInputError(f"The tensor {name!r} is said to be packed but is not.", found=name)
