@@ -20,6 +20,8 @@ from policies.fleet import AgentView
 from policies.ids import ServiceId
 from policies.layouts import Table, Terrain, table_of
 from policies.limits import allowed_in, is_fresh, may_hold, usable_bytes
+from policies.objectives import plan_for
+from policies.partition import MAX_DEVICES, Objective
 from policies.plan import Plan, StagePlan
 from policies.predict import Predictor
 from policies.score import Scored, Weights, score
@@ -66,8 +68,23 @@ def candidates(
             found.update((entry.plan.layout(), entry) for entry in plans)
         except InfeasibleError:
             continue  # A wish steers and never breaks: where it leaves no plan, others are looked for.
-    scored = list(found.values()) or _plans(p, service_id, everybody, w, s)
+    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s)
+    if all(entry.prediction.throughput_rps < p.rate_rps for entry in scored):
+        scored += _longer(p, everybody, "throughput", w, s)
     return _ranked(scored, s.tie, p.view.contract.latency_p99_ms)[:limit]
+
+
+def _unsteered(
+    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings
+) -> list[Scored]:  # fmt: skip
+    """Legal plans whatever was wished; where layouts of one and two agents do not fit, longer chains. Raises InfeasibleError."""
+    try:
+        return _plans(p, service_id, everybody, w, s)
+    except InfeasibleError:
+        longer = _longer(p, everybody, "latency", w, s)
+        if not longer:
+            raise
+        return longer
 
 
 def _plans(
@@ -98,6 +115,22 @@ def _plans(
     ]  # fmt: skip
     scored = [_scored(p, with_fallbacks(p, plan, _narrowed(p, spare or everybody, s.agents)), w) for plan in plans]
     return _loadable(p, scored, agents)
+
+
+def _longer(
+    p: Predictor, everybody: Sequence[AgentView], objective: Objective, w: Weights, s: SolverSettings
+) -> list[Scored]:  # fmt: skip
+    """A plan with chains of any length, for when shorter ones do not fit or do not carry the load; at most one."""
+
+    def room(agent: AgentView) -> float:
+        return usable_bytes(agent, p.settings) - p.foreign_memory.get(agent.id, 0)
+
+    roomy = sorted(everybody, key=lambda a: (a.id != p.entry, -room(a)))[:MAX_DEVICES]
+    for agents in (_narrowed(p, everybody, MAX_DEVICES), roomy):
+        plan = plan_for(p, agents, objective)
+        if plan is not None:
+            return [_scored(p, with_fallbacks(p, plan, _narrowed(p, everybody, s.agents)), w)]
+    return []
 
 
 def usable_agents(p: Predictor) -> list[AgentView]:

@@ -255,3 +255,24 @@ def test_the_shares_of_a_tiling_give_a_tiling_of_the_items(ends: list[int], coun
     assert spans[0].start == 0
     assert spans[-1].stop == count
     assert all(a.stop == b.start for a, b in itertools.pairwise(spans))
+
+
+def test_three_devices_when_two_cannot_hold_it(one_stage: Demo, agent: Callable[..., AgentView]) -> None:
+    """8 blocks of 1 MB on devices of 3.4 MB each: no chain of two fits, one of three does."""
+    three = tuple(agent(name, "x86", memory_budget_bytes=4_000_000) for name in "abc")
+    best = candidates(one_stage(*three), READER)[0]
+    assert best.plan.agents() == {"a", "b", "c"}
+    check(one_stage(*three), [best])
+
+
+def test_a_long_chain_when_nothing_else_carries_the_load(
+    demo: Demo, agent: Callable[..., AgentView], model: Callable[..., ModelProfile], stage: Callable[..., OnnxStage]
+) -> None:
+    """100 ms of work that may not be split by items, at 35 requests/s: three and a half devices' worth."""
+    m = model("m", 100.0, 8_000_000, 2_000, 2_000, blocks=12)
+    spec = ServiceSpec(id=READER, inputs=(), outputs=(), stages=(stage("s", "m"),))
+    contract = {"accuracy_floor": None, "privacy": "any", "throughput_rps": 35.0}
+    four = tuple(agent(name, "x86", slowdown=1.0) for name in "abcd")
+    best = candidates(demo(agents=four, models={m.name: m}, spec=spec, contract=contract), READER)[0]
+    assert best.plan.agents() == {"a", "b", "c", "d"}
+    assert best.prediction.throughput_rps > 35.0

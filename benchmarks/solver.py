@@ -1,0 +1,91 @@
+"""The solver against its referee (the same problem as a mixed-integer programme in HiGHS), and how its time grows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.common import Row, at_most
+from benchmarks.referee import optimum, random_problem
+from benchmarks.synthetic import fleet_snapshot
+from policies.partition import Objective, bottleneck_of, latency_of, memory_of
+from policies.sharing import best_routes
+from policies.solve import candidates
+
+GAP_GOAL = 0.01
+SECONDS_PER_INSTANCE = 4.0
+SOLVE_GOAL_MS = 10.0
+GROWTH: tuple[tuple[int, int, int], ...] = (
+    (8, 48, 1), (32, 12, 1), (32, 24, 1), (32, 48, 1), (128, 48, 1), (1000, 48, 1), (32, 24, 4), (32, 24, 16),
+)  # fmt: skip
+"""Devices, blocks, services."""
+
+
+def run(quick: bool) -> list[Row]:
+    """Gaps to the optimum, then times."""
+    return [*_gaps(40 if quick else 240), *_times(30 if quick else 200)]
+
+
+def _gaps(instances: int) -> list[Row]:
+    gaps: dict[Objective, list[float]] = {"latency": [], "throughput": []}
+    refused, unproven, beyond, better = 0, 0, 0, 0
+    for seed in range(instances):
+        works, free = random_problem(np.random.default_rng(seed))
+        objective: Objective = "latency" if seed % 2 == 0 else "throughput"
+        proven, value = optimum(works, free, objective, seconds=SECONDS_PER_INSTANCE)
+        routes = best_routes(works, free, objective)
+        if routes is None:
+            refused += value is not None
+            beyond += value is None
+            continue
+        held = sum((memory_of(w, r) for w, r in zip(works, routes, strict=True)), np.zeros(len(free)))
+        assert (held <= free * (1 + 1e-9)).all(), "the solver overdraws a device"
+        if value is None:
+            unproven += 1
+            continue
+        ours = (
+            sum(w.rate * latency_of(w, r) for w, r in zip(works, routes, strict=True))
+            if objective == "latency" else bottleneck_of(works, routes)
+        )  # fmt: skip
+        if proven:
+            gaps[objective].append(max(0.0, ours / value - 1.0))
+        else:
+            unproven += 1
+            better += ours <= value
+    note = f"{beyond} instances have no answer at all; {unproven} left out: HiGHS proved nothing in {SECONDS_PER_INSTANCE:g} s (in {better} of them ours is at least as good)"
+    rows = []
+    for name, found in gaps.items():
+        worst = f"median {100 * float(np.median(found)):.3g} %, largest {100 * max(found):.3g} %"
+        rows.append(
+            at_most(f"gap to the optimum, {name}, p95", float(np.quantile(found, 0.95)), "ratio", GAP_GOAL, runs=len(found), note=worst)
+        )  # fmt: skip
+    rows.append(at_most("no answer where there is one", float(refused), "instances", 0.0, runs=instances, note=note))
+    return rows
+
+
+def _times(rounds: int) -> list[Row]:
+    rows = []
+    for devices, blocks, services in GROWTH:
+        snapshot = fleet_snapshot(devices=devices, blocks=blocks, services=services)
+        names = list(snapshot.services)
+        times_ms = []
+        for at in range(rounds if devices <= 32 else max(5, rounds // 10)):
+            began_s = time.process_time()
+            candidates(snapshot, names[at % len(names)], 1)
+            times_ms.append(1000.0 * (time.process_time() - began_s))
+        rows.append(
+            _time_row(
+                f"solve, {devices} devices, {blocks} blocks, {services} services", times_ms, (devices, blocks, services)
+            )
+        )
+    return rows
+
+
+def _time_row(name: str, times_ms: Sequence[float], size: tuple[int, int, int]) -> Row:
+    p99 = float(np.quantile(times_ms, 0.99))
+    note = f"median {float(np.median(times_ms)):.1f} ms; CPU time, nothing remembered from the call before"
+    if size == (32, 48, 1):
+        return at_most(f"{name}, p99", p99, "ms", SOLVE_GOAL_MS, runs=len(times_ms), note=note)
+    return Row(name=f"{name}, p99", value=p99, unit="ms", runs=len(times_ms), note=note)
