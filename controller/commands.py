@@ -118,15 +118,20 @@ def model_add(arguments: argparse.Namespace) -> int:
     model = _with_progress(
         api, arguments.name, lambda: api.put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
     )
-    axis = (
-        f"its items are independent along the {model['split_axis']} axis"
-        if model["split_axis"]
-        else "no axis was proven to act item by item"
-    )
+    axis = _axis_text(model)
     print(
         f"Model {model['name']} registered: {len(model['blocks'])} blocks, {axis}. It is served as the service {model['name']} once an SLA names it."
     )
     return 0
+
+
+def _axis_text(model: dict[str, Any]) -> str:
+    if model["split_axis"]:
+        return f"its items are independent along the {model['split_axis']} axis"
+    until = model.get("split_until") or 0
+    if until:
+        return f"its items are independent up to block {until} ({model['blocks'][until]['name']})"
+    return "no axis was proven to act item by item"
 
 
 def _with_progress(api: ApiClient, name: str, work: Callable[[], Any]) -> Any:

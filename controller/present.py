@@ -196,6 +196,7 @@ def model_out(profile: ModelProfile) -> ModelOut:
         sha256=profile.sha256,
         blocks=[BlockOut(**msgspec.structs.asdict(block)) for block in profile.blocks],
         split_axis=profile.split_axis,
+        split_until=profile.split_until,
         accuracy=profile.accuracy,
         atomic_reason=profile.atomic_reason,
     )

@@ -237,6 +237,7 @@ class BlockOut(BaseModel):
     per_item_ms: float
     param_bytes: int
     cut_bytes_per_item: int
+    file_bytes: int = 0
 
 
 class ModelOut(BaseModel):
@@ -244,6 +245,8 @@ class ModelOut(BaseModel):
     sha256: str
     blocks: list[BlockOut]
     split_axis: str | None
+    split_until: int | None = None
+    """The first block that mixes items, where that was looked for."""
     accuracy: float
     atomic_reason: str
 
