@@ -23,6 +23,7 @@ from controller.records import DecisionRecord
 from controller.rollout import RolledOut, Rollout, RolloutError
 from controller.settings import LoopSettings
 from controller.slis import Slis
+from controller.snapshots import snapshot_bytes
 from controller.state import State
 from controller.telemetry import Telemetry
 from policies.decide import Memory, decide
@@ -357,11 +358,3 @@ class ControlLoop:
             self.faults += 1
             log.exception("a task of the loop failed")
             self._events.add("loop-fault", f"A task of the loop failed: {error}")
-
-
-def snapshot_bytes(snapshot: Snapshot) -> bytes:
-    """A snapshot as it is kept beside its decision."""
-    return _ENCODER.encode(snapshot)
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda value: value.model_dump(mode="json"))

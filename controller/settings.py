@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from sla.errors import SettingsError
 
@@ -81,17 +82,38 @@ class CloudSettings:
     agents: int = 1
 
 
+LlmMode = Literal["off", "shadow", "advise", "control"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmSettings:
     """The model in the control loop; without `base_url` the solver decides alone."""
+
+    mode: LlmMode = "shadow"
+    """`shadow`: asked and recorded, never acts; `advise`: a person confirms; `control`: the gate is enough; `off`: not asked."""
 
     base_url: str | None = None
     model: str = "default"
     api_key: str | None = None
     deadline_s: float = 10.0
+    """For one question, its repair round included; the loop never waits for it."""
     max_output_tokens: int = 400
+    tokens_per_hour: int = 200_000
+    """Prompt and output together; beyond it nothing is asked until an hour has passed."""
+    price_per_million_tokens: float = 0.0
+    """What a million tokens cost, in any currency; for the report."""
     min_interval_s: float = 20.0
     """At most one question per service in this time."""
+
+    def __post_init__(self) -> None:
+        if min(self.deadline_s, self.min_interval_s, self.price_per_million_tokens) < 0 or self.deadline_s == 0:
+            raise SettingsError("The LLM's deadline must be above 0, its interval and its price not below.")
+        if self.max_output_tokens < 300:
+            raise SettingsError(
+                f"max_output_tokens={self.max_output_tokens} cuts answers off; accepted is 300 or more."
+            )
+        if self.tokens_per_hour < 0:
+            raise SettingsError("tokens_per_hour must not be negative.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

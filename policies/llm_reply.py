@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -18,6 +18,14 @@ from sla.errors import PermanentError
 MAX_REPLY_CHARS = 65_536
 MAX_OBJECTS = 64
 MAX_RATIONALE = 300
+MAX_RULES = 4
+MAX_STAGES = 32
+MAX_LANES = 8
+MAX_SHARDS = 8
+MAX_MINUTES = 24 * 60
+
+Action = Literal["select", "constrain", "place", "keep"]
+RuleKind = Literal["avoid", "prefer", "bound", "shift", "keep"]
 
 
 class Malformed(PermanentError):  # noqa: N818 - names what the reply is
@@ -26,12 +34,55 @@ class Malformed(PermanentError):  # noqa: N818 - names what the reply is
     slug = "malformed-reply"
 
 
+class SaidRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish as the model put it, in the prompt's short names."""
+
+    kind: RuleKind
+    target: str = ""
+    """A1 or Z1 for `avoid` and `prefer`, S1 for `bound`."""
+    models: tuple[str, ...] = ()
+    saturation: float = 1.0
+    jitter: float = 1.0
+    risk: float = 1.0
+    minutes: float | None = None
+    start: str = ""
+    """HH:MM; empty for now."""
+    until: str = ""
+
+
+class SaidShard(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks [start, stop) on an agent; `stop` None means to the last one."""
+
+    agent: str
+    start: int = 0
+    stop: int | None = None
+
+
+class SaidLane(msgspec.Struct, frozen=True, kw_only=True):
+    """A share of a stage's items, in percent, through a chain of shards."""
+
+    percent: float
+    shards: tuple[SaidShard, ...]
+
+
+class SaidStage(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the model puts one stage."""
+
+    stage: str
+    model: str
+    lanes: tuple[SaidLane, ...]
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a model decided."""
 
-    action: Literal["select", "keep"]
+    action: Action
     candidate: str = ""
-    """One of the offered names; empty for `keep`."""
+    """One of the offered names, for `select`."""
+    rules: tuple[SaidRule, ...] = ()
+    """For `constrain`."""
+    stages: tuple[SaidStage, ...] = ()
+    """For `place`; stages that are not named stay as they are."""
     rationale: str = ""
     confidence: float | None = None
 
@@ -47,9 +98,14 @@ def parse_reply(reply: str, offered: tuple[str, ...]) -> Answer:
     if not answers:
         raise Malformed("it contains no complete JSON object with an 'action'.")
     first = answers[0]
-    if any((other.action, other.candidate) != (first.action, first.candidate) for other in answers[1:]):
+    if any(_said(other) != _said(first) for other in answers[1:]):
         raise Malformed("it contains several answers that contradict each other.")
     return first
+
+
+def _said(answer: Answer) -> Answer:
+    """The answer without its reasons."""
+    return msgspec.structs.replace(answer, rationale="", confidence=None)
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
@@ -90,14 +146,95 @@ def _answer(found: dict[str, Any], offered: tuple[str, ...]) -> Answer:
     rationale, confidence = _rationale(found.get("rationale")), _confidence(found.get("confidence"))
     if action == "keep":
         return Answer(action="keep", rationale=rationale, confidence=confidence)
-    if action != "select":
-        raise Malformed('its \'action\' must be "select" or "keep".')
-    return Answer(
-        action="select",
-        candidate=_candidate(found.get("candidate"), offered),
-        rationale=rationale,
-        confidence=confidence,
+    if action == "select":
+        name = _candidate(found.get("candidate"), offered)
+        return Answer(action="select", candidate=name, rationale=rationale, confidence=confidence)
+    if action == "constrain":
+        rules = tuple(_rule(each) for each in _list(found.get("rules"), "rules", MAX_RULES))
+        return Answer(action="constrain", rules=rules, rationale=rationale, confidence=confidence)
+    if action == "place":
+        stages = tuple(_stage(each) for each in _list(found.get("stages"), "stages", MAX_STAGES))
+        if len({stage.stage for stage in stages}) != len(stages):
+            raise Malformed("it places a stage twice.")
+        return Answer(action="place", stages=stages, rationale=rationale, confidence=confidence)
+    raise Malformed('its \'action\' must be "select", "constrain", "place" or "keep".')
+
+
+def _list(value: object, name: str, most: int) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not 1 <= len(value) <= most or not all(isinstance(v, dict) for v in value):
+        raise Malformed(f"its '{name}' must be a list of 1 to {most} objects.")
+    return value
+
+
+def _rule(found: dict[str, Any]) -> SaidRule:
+    kind = _word(found.get("kind"))
+    if kind not in get_args(RuleKind):
+        raise Malformed(f"the 'kind' of a rule must be one of {', '.join(get_args(RuleKind))}.")
+    models = found.get("models") or []
+    if not isinstance(models, list) or len(models) > MAX_STAGES:
+        raise Malformed("the 'models' of a rule must be a list of names.")
+    factors = {name: _number(found.get(name), 1.0, 0.5, 1.5, name) for name in ("saturation", "jitter", "risk")}
+    minutes = found.get("minutes")
+    return SaidRule(
+        kind=kind,  # type: ignore[arg-type]
+        target=_name(found.get("target")),
+        models=tuple(_name(model) for model in models),
+        minutes=None if minutes is None or minutes == "" else _number(minutes, 0.0, 0.0, MAX_MINUTES, "minutes"),
+        start=_clock(found.get("start"), "start"),
+        until=_clock(found.get("until"), "until"),
+        **factors,
     )
+
+
+def _stage(found: dict[str, Any]) -> SaidStage:
+    name, model = _name(found.get("stage")), _name(found.get("model"))
+    if "lanes" not in found and "agent" in found:
+        lanes: tuple[SaidLane, ...] = (SaidLane(percent=100.0, shards=(SaidShard(agent=_name(found["agent"])),)),)
+    else:
+        lanes = tuple(_lane(each) for each in _list(found.get("lanes"), "lanes", MAX_LANES))
+    return SaidStage(stage=name, model=model, lanes=lanes)
+
+
+def _lane(found: dict[str, Any]) -> SaidLane:
+    shards = tuple(_shard(each) for each in _list(found.get("shards"), "shards", MAX_SHARDS))
+    return SaidLane(percent=_number(found.get("percent"), 100.0, 0.1, 100.0, "percent"), shards=shards)
+
+
+def _shard(found: dict[str, Any]) -> SaidShard:
+    stop = found.get("to")
+    return SaidShard(
+        agent=_name(found.get("agent")),
+        start=int(_number(found.get("from"), 0.0, 0.0, 10_000.0, "from")),
+        stop=None if stop is None else int(_number(stop, 0.0, 0.0, 10_000.0, "to")),
+    )
+
+
+def _word(value: object) -> str:
+    return value.strip().lower() if isinstance(value, str) else ""
+
+
+def _name(value: object) -> str:
+    """One of the prompt's short names, or nothing that could be one."""
+    match = re.fullmatch(r"\s*([amsz]\d{1,4})\s*", value, re.IGNORECASE) if isinstance(value, str) else None
+    return match.group(1).upper() if match else ""
+
+
+def _number(value: object, default: float, low: float, high: float, name: str) -> float:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise Malformed(f"its '{name}' must be a number between {low:g} and {high:g}.")
+    return float(value)
+
+
+def _clock(value: object, name: str) -> str:
+    """A time of day; anything that is not one is refused, since a wish at the wrong time is worse than none."""
+    if value is None or value == "":
+        return ""
+    match = re.fullmatch(r"\s*([01]?\d|2[0-3]):([0-5]\d)\s*", value) if isinstance(value, str) else None
+    if match is None:
+        raise Malformed(f"its '{name}' must be a time of day such as 18:00.")
+    return f"{int(match.group(1)):02}:{match.group(2)}"
 
 
 def _candidate(value: object, offered: tuple[str, ...]) -> str:

@@ -4,62 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
+from benchmarks.llm_server import Answer, LlmServer, Script, document, refuses, says
 from controller.events import EventLog
 from controller.llm import BREAK_AFTER, BREAK_S, LlmAdvisor
-from controller.settings import LlmSettings
+from controller.llm_records import Exchange, LlmLog
+from controller.settings import LlmMode, LlmSettings
+from controller.state import State
+from controller.store import Store
 from policies.decide import Keep, Memory
 from policies.decision import Proposal
 from policies.fleet import AgentView, Fleet
 from policies.ids import AgentId, ServiceId
+from policies.llm_resolve import Wish
 from policies.snapshot import ServiceView, Snapshot
 from sla.contract import parse_contract
 
 READER = ServiceId("reader")
-Reply = Callable[[dict[str, Any]], Response]
 
 
-def say(content: str | None, finish_reason: str = "stop") -> Response:
-    choice = {"index": 0, "finish_reason": finish_reason, "message": {"role": "assistant", "content": content}}
-    return JSONResponse({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-
-
-class Endpoint:
+class Endpoint(LlmServer):
     """Answers with the next reply of the list, and with the last one for ever after."""
 
     def __init__(self) -> None:
-        self.replies: list[Reply] = []
-        self.asked: list[dict[str, Any]] = []
-        self.url = ""
+        super().__init__(self._next)
+        self.replies: list[Script] = []
 
-    async def complete(self, request: Request) -> Response:
-        self.asked.append(await request.json())
+    def _next(self, request: dict[str, Any]) -> Answer:
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        return reply(self.asked[-1])
+        return reply(request)
 
 
 @pytest_asyncio.fixture
 async def endpoint() -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint()
-    app = Starlette(routes=[Route("/v1/chat/completions", endpoint.complete, methods=["POST"])])
-    listener = socket.create_server(("127.0.0.1", 0))
-    endpoint.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    yield endpoint
-    server.should_exit = True
-    await task
+    async with Endpoint() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -76,21 +62,58 @@ def snapshot(spec: Any, models: Any, make_plan: Any, make_sla: Any) -> Snapshot:
     return Snapshot(now_ms=0.0, fleet=Fleet(agents=agents), models=models, services={READER: view})
 
 
+def running(snapshot: Snapshot, plan: Any) -> Snapshot:
+    view = msgspec.structs.replace(snapshot.services[READER], running=plan)
+    return msgspec.structs.replace(snapshot, services={READER: view})
+
+
+def loaded(snapshot: Snapshot) -> Snapshot:
+    """So much work that the slower board is clearly the worse one."""
+    agents = dict(snapshot.fleet.agents)
+    slow = AgentId("secret-hostname-a")
+    agents[slow] = msgspec.structs.replace(agents[slow], slowdown=40.0)
+    return msgspec.structs.replace(snapshot, fleet=Fleet(agents=agents))
+
+
+def place_on(alias: str) -> Script:
+    stages = [{"stage": "S1", "model": "M1", "agent": alias}]
+    return lambda _: says(json.dumps({"action": "place", "stages": stages, "rationale": "quick"}))
+
+
+class Wishes:
+    """Keeps what the model would like to last."""
+
+    def __init__(self) -> None:
+        self.offered: list[tuple[Wish, ...]] = []
+
+    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str) -> None:
+        self.offered.append(wishes)
+
+
 class Asked:
     """An advisor, and one round of asking."""
 
-    def __init__(self, url: str | None, clock: Any, snapshot: Snapshot) -> None:
+    def __init__(
+        self, url: str | None, clock: Any, snapshot: Snapshot, records: LlmLog | None = None, **settings: Any
+    ) -> None:
         self.clock, self.snapshot = clock, snapshot
-        self.events = EventLog(clock)
-        self.advisor = LlmAdvisor(LlmSettings(base_url=url, model="m", deadline_s=5.0), self.events, clock)
+        self.events, self.wishes = EventLog(clock), Wishes()
+        chosen: dict[str, Any] = {"mode": "control", "deadline_s": 5.0, "api_key": "sk-secret-key", **settings}
+        self.advisor = LlmAdvisor(
+            LlmSettings(base_url=url, model="m", **chosen), self.events, clock, records=records, wishes=self.wishes
+        )
 
     async def round(self, epoch: int = 7) -> Proposal | Keep | None:
         self.clock.advance(60_000)
         self.advisor.consider(READER, self.snapshot, Memory())
         pending = self.advisor._pending[READER].task
         if pending is not None:
-            await pending
+            await asyncio.wait([pending])
         return self.advisor.take(READER, epoch)
+
+    @property
+    def last(self) -> Exchange:
+        return self.advisor.ledger.recent[-1]
 
 
 @pytest_asyncio.fixture
@@ -100,8 +123,11 @@ async def asked(endpoint: Endpoint, clock: Any, snapshot: Snapshot) -> AsyncIter
     await asked.advisor.close()
 
 
-def select(request: dict[str, Any]) -> Response:
-    return say('Sure!\n```json\n{"action": "select", "candidate": "C1", "rationale": "it is faster"}\n```')
+def select(request: dict[str, Any]) -> Answer:
+    """The best one, in the words of somebody who cannot help being friendly."""
+    found = re.search(r"(C\d+): meets SLA: \w+; score [\d.]+ \(the best\)", request["messages"][1]["content"])
+    name = found.group(1) if found else "C1"
+    return says(f'Sure!\n```json\n{{"action": "select", "candidate": "{name}", "rationale": "it is faster"}}\n```')
 
 
 async def test_a_choice_becomes_a_proposal_that_is_taken_once(endpoint: Endpoint, asked: Asked) -> None:
@@ -122,9 +148,18 @@ async def test_names_that_devices_chose_never_reach_the_prompt(endpoint: Endpoin
     assert endpoint.asked[0]["max_tokens"] == LlmSettings().max_output_tokens
 
 
-async def test_a_wish_to_keep_is_advice_to_keep(endpoint: Endpoint, asked: Asked) -> None:
-    endpoint.replies = [lambda _: say('{"action": "keep", "rationale": "it is fine"}')]
+async def test_a_wish_to_keep_is_advice_to_keep(endpoint: Endpoint, asked: Asked, make_plan: Any) -> None:
+    asked.snapshot = running(asked.snapshot, make_plan(7, "secret-hostname-b"))
+    endpoint.replies = [lambda _: says('{"action": "keep", "rationale": "it is fine"}')]
     assert isinstance(await asked.round(), Keep)
+
+
+async def test_keeping_a_plan_that_is_clearly_worse_is_refused(endpoint: Endpoint, asked: Asked) -> None:
+    asked.snapshot = loaded(asked.snapshot)
+    endpoint.replies = [lambda _: says('{"action": "keep", "rationale": "it is fine"}')]
+    assert await asked.round() is None
+    assert (asked.last.verdict, asked.last.reason, asked.last.regret) == ("refused", "score-worse", 0.0)
+    assert "score-worse" in endpoint.asked[1]["messages"][-1]["content"]
 
 
 async def test_an_answer_about_an_older_plan_is_dropped(endpoint: Endpoint, asked: Asked) -> None:
@@ -134,43 +169,229 @@ async def test_an_answer_about_an_older_plan_is_dropped(endpoint: Endpoint, aske
 
 async def test_a_reply_that_cannot_be_read_gets_one_repair_round(endpoint: Endpoint, asked: Asked) -> None:
     """waybarrios/vllm-mlx issue 133: the schema is asked for, never trusted."""
-    endpoint.replies = [lambda _: say("C1 looks good to me"), select]
+    endpoint.replies = [lambda _: says("C1 looks good to me"), select]
     assert isinstance(await asked.round(), Proposal)
     assert len(endpoint.asked) == 2
     assert "cannot be used" in endpoint.asked[1]["messages"][-1]["content"]
 
 
-BAD_REPLIES: dict[str, Reply] = {
-    "prose": lambda _: say("I would rather not."),
-    "nobody": lambda _: say('{"action": "select", "candidate": "C99"}'),
-    "empty": lambda _: say(None),
-    "cut-off": lambda _: say('{"action": "keep"}', "length"),
-    "no-choices": lambda _: JSONResponse(
-        {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
+BAD_REPLIES: dict[str, tuple[Script, str]] = {
+    "prose": (lambda _: says("I would rather not."), "malformed"),
+    "nobody": (lambda _: says('{"action": "select", "candidate": "C99"}'), "malformed"),
+    "unknown agent": (
+        lambda _: says('{"action": "place", "stages": [{"stage": "S1", "model": "M1", "agent": "A9"}]}'), "malformed"
     ),
-    "other-json": lambda _: JSONResponse({"hello": "world"}),
-    "list": lambda _: JSONResponse([1, 2]),
-    "no-json": lambda _: PlainTextResponse("<html>gateway</html>"),
-    "error-500": lambda _: PlainTextResponse("oops", status_code=500),
-    "error-429": lambda _: JSONResponse({"error": {"message": "slow down"}}, status_code=429),
-}
+    "unknown zone": (lambda _: says('{"action": "constrain", "rules": [{"kind": "avoid", "target": "Z7"}]}'), "malformed"),
+    "two days": (
+        lambda _: says('{"action": "constrain", "rules": [{"kind": "avoid", "target": "A1", "minutes": 2880}]}'), "malformed",
+    ),
+    "empty": (lambda _: says(None), "malformed"),
+    "refusal": (lambda _: says(None, refusal="I must not."), "refusal"),
+    "filtered": (lambda _: says("", "content_filter"), "refusal"),
+    "length": (lambda _: says('{"action": "keep"}', "length"), "cut-off"),
+    "parts": (lambda _: says([{"type": "text", "text": "no"}, 7, None]), "malformed"),
+    "number": (lambda _: says(12), "malformed"),
+    "no-choices": (lambda _: document({"choices": []}), "no-completion"),
+    "other-json": (lambda _: document({"hello": "world"}), "no-completion"),
+    "list": (lambda _: document([1, 2]), "no-completion"),
+    "null": (lambda _: document(None), "no-completion"),
+    "choice-is-text": (lambda _: document({"choices": ["x"]}), "no-completion"),
+    "no-json": (lambda _: Answer(body=b"<html>gateway</html>"), "no-completion"),
+    "deep-json": (lambda _: Answer(body=b"[" * 100_000), "no-completion"),
+    "not-utf8": (lambda _: Answer(body=b"\xff\xfe\x00"), "no-completion"),
+    "nothing": (lambda _: Answer(), "no-completion"),
+    "huge body": (lambda _: says("x" * 400_000), "too-long"),
+    "huge reply": (lambda _: says(" " * 20_000 + '{"action": "keep"}'), "too-long"),
+    "broke off": (lambda _: msgspec.structs.replace(says('{"action": "keep"}'), cut_at=60), "cut-off"),
+    "stream that broke off": (
+        lambda _: Answer(body=b'data: {"choices": [{"delta": {"content": "{\\"act"}}]}\n\ndata: {"choi'), "cut-off",
+    ),
+    "stream without an end": (
+        lambda _: Answer(body=b'data: {"choices": [{"delta": {"content": "{}"}}]}\n\n'), "cut-off",
+    ),
+    "error-500": (lambda _: refuses(500), "http-error"),
+    "error-401": (lambda _: refuses(401), "http-error"),
+    "error-429": (lambda _: refuses(429, retry_after="3000"), "rate-limited"),
+    "error-503": (lambda _: refuses(503, retry_after="Fri, 31 Dec 2100 23:59:59 GMT"), "rate-limited"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("reply", BAD_REPLIES.values(), ids=BAD_REPLIES.keys())
+@pytest.mark.parametrize(("reply", "reason"), BAD_REPLIES.values(), ids=BAD_REPLIES.keys())
 async def test_whatever_an_endpoint_says_the_solver_stands_and_it_is_told(
-    endpoint: Endpoint, asked: Asked, reply: Reply
+    endpoint: Endpoint, asked: Asked, reply: Script, reason: str
 ) -> None:
     endpoint.replies = [reply]
     assert await asked.round() is None
     assert len(endpoint.asked) <= 2
     assert [event.kind for event in asked.events.tail()] == ["llm"]
-    assert "the solver's plan stands" in asked.events.tail()[0].text
+    assert f"({reason}); the solver's plan stands" in asked.events.tail()[0].text
+    assert (asked.last.verdict, asked.last.reason) == ("fallback", reason)
+    assert "sk-secret" not in repr(asked.last)
+    assert "127.0.0.1" not in repr(asked.last)
+
+
+SLOW: dict[str, Script] = {
+    "silent": lambda _: Answer(delay_s=30.0),
+    "dripping": lambda _: msgspec.structs.replace(says('{"action": "keep"}'), drip_s=0.05),
+}
+
+
+@pytest.mark.parametrize("reply", SLOW.values(), ids=SLOW.keys())
+async def test_a_slow_endpoint_is_given_up_at_the_deadline(
+    endpoint: Endpoint, clock: Any, snapshot: Snapshot, reply: Script
+) -> None:
+    endpoint.replies = [reply]
+    asked = Asked(endpoint.url, clock, snapshot, deadline_s=0.3)
+    assert await asked.round() is None
+    assert asked.last.reason == "timeout"
+    await asked.advisor.close()
+
+
+async def test_a_dead_endpoint_is_unreachable(clock: Any, snapshot: Snapshot) -> None:
+    asked = Asked("http://127.0.0.1:9/v1", clock, snapshot, deadline_s=0.3)
+    assert await asked.round() is None
+    assert asked.last.reason in ("unreachable", "timeout")
+    await asked.advisor.close()
+
+
+async def test_a_short_retry_after_is_waited_out(endpoint: Endpoint, asked: Asked) -> None:
+    endpoint.replies = [lambda _: refuses(429, retry_after="0.2"), select]
+    assert isinstance(await asked.round(), Proposal)
+    assert len(endpoint.asked) == 2
+
+
+async def test_a_long_retry_after_is_kept_to(endpoint: Endpoint, asked: Asked) -> None:
+    endpoint.replies = [lambda _: refuses(429, retry_after="600"), select]
+    assert await asked.round() is None
+    assert asked.advisor.policy() == "solver (the LLM endpoint asked to wait)"
+    for _ in range(9):
+        assert await asked.round() is None
+    assert len(endpoint.asked) == 1
+    asked.clock.advance(300_000)
+    assert isinstance(await asked.round(), Proposal)
+
+
+async def test_the_form_of_response_format_is_found_once_and_remembered(endpoint: Endpoint, asked: Asked) -> None:
+    """Old servers take no json_schema, older ones no response_format at all."""
+
+    def picky(request: dict[str, Any]) -> Answer:
+        return refuses(400) if "response_format" in request else select(request)
+
+    endpoint.replies = [picky]
+    assert isinstance(await asked.round(), Proposal)
+    forms = [request.get("response_format", {}).get("type") for request in endpoint.asked]
+    assert forms == ["json_schema", "json_object", None]
+    await asked.round()
+    assert len(endpoint.asked) == 4
+    assert asked.advisor.endpoint.response_format == "plain"
+
+
+async def test_a_stream_that_nobody_asked_for_is_read(endpoint: Endpoint, asked: Asked) -> None:
+    pieces = ['{"action": "constrain", "rules": ', '[{"kind": "avoid", "target": "A1"}]}']
+    chunks = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
+    lines = [*chunks, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    body = "".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n"
+    endpoint.replies = [lambda _: Answer(body=body.encode())]
+    assert isinstance(await asked.round(), Proposal)
+
+
+async def test_the_tokens_of_an_hour_are_bounded(endpoint: Endpoint, clock: Any, snapshot: Snapshot) -> None:
+    asked = Asked(endpoint.url, clock, snapshot, tokens_per_hour=1500, price_per_million_tokens=2.0)
+    endpoint.replies = [select]
+    for _ in range(5):
+        await asked.round()
+    assert len(endpoint.asked) == 2
+    assert asked.advisor.policy() == "solver (the LLM's tokens of this hour are spent)"
+    assert asked.advisor.ledger.verdicts[("fallback", "budget")] >= 1
+    assert (asked.last.prompt_tokens, asked.last.output_tokens, asked.last.cost) == (900, 60, pytest.approx(960 * 2e-6))
+    clock.advance(3_600_000)
+    await asked.round()
+    assert len(endpoint.asked) == 3
+    await asked.advisor.close()
+
+
+async def test_an_answer_that_is_awaited_for_an_older_plan_is_given_up(endpoint: Endpoint, asked: Asked) -> None:
+    endpoint.replies = [lambda _: Answer(delay_s=30.0)]
+    asked.advisor.consider(READER, asked.snapshot, Memory())
+    task = asked.advisor._pending[READER].task
+    assert task is not None
+    await endpoint.first.wait()
+    assert asked.advisor.take(READER, 8) is None
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert asked.advisor.ledger.verdicts[("fallback", "epoch")] == 1
+
+
+@pytest.mark.parametrize(("mode", "acts"), [("off", False), ("shadow", False), ("advise", False), ("control", True)])
+async def test_what_an_answer_may_do_depends_on_the_mode(
+    endpoint: Endpoint, clock: Any, snapshot: Snapshot, mode: LlmMode, acts: bool
+) -> None:
+    asked = Asked(endpoint.url, clock, snapshot, mode=mode)
+    endpoint.replies = [select]
+    assert (await asked.round() is not None) is acts
+    assert bool(endpoint.asked) is (mode != "off")
+    if mode != "off":
+        assert asked.last.acted is acts
+    await asked.advisor.close()
+
+
+async def test_an_advice_acts_once_a_person_accepts_it(endpoint: Endpoint, clock: Any, snapshot: Snapshot) -> None:
+    asked = Asked(endpoint.url, clock, loaded(snapshot), mode="advise")
+    endpoint.replies = [place_on("A2")]
+    assert await asked.round() is None
+    (advice,) = asked.advisor.advices() or [None]
+    if advice is None:
+        assert asked.last.verdict == "agreed"
+    else:
+        asked.advisor.accept(advice.id)
+        assert isinstance(asked.advisor.take(READER, 7), Proposal)
+        assert asked.advisor.advices() == []
+    await asked.advisor.close()
+
+
+async def test_shards_that_the_model_places_itself_pass_the_gate(endpoint: Endpoint, asked: Asked) -> None:
+    asked.snapshot = loaded(asked.snapshot)
+    endpoint.replies = [place_on("A2")]
+    proposal = await asked.round()
+    assert isinstance(proposal, Proposal)
+    assert proposal.plan.agents() == {AgentId("secret-hostname-b")}
+    endpoint.replies = [place_on("A1")]
+    assert await asked.round() is None
+    assert asked.last.verdict == "refused"
+
+
+async def test_constraints_choose_one_plan_and_wait_for_a_person_to_last(endpoint: Endpoint, asked: Asked) -> None:
+    endpoint.replies = [
+        lambda _: says('{"action": "constrain", "rules": [{"kind": "avoid", "target": "A1", "minutes": 30}]}')
+    ]
+    proposal = await asked.round()
+    assert isinstance(proposal, Proposal)
+    assert AgentId("secret-hostname-a") not in proposal.plan.agents()
+    ((wish,),) = asked.wishes.offered
+    assert wish.ends_in_s == 1800.0
+
+
+async def test_exchanges_are_recorded_and_restored(
+    endpoint: Endpoint, clock: Any, snapshot: Snapshot, valkey_store: Store
+) -> None:
+    records = LlmLog(State(valkey_store))
+    asked = Asked(endpoint.url, clock, snapshot, records)
+    endpoint.replies = [lambda _: says("Mail me at joe@example.com"), select]
+    await asked.round()
+    (kept,) = await records.tail(READER, 10)
+    assert msgspec.structs.replace(kept, id="") == asked.last
+    assert kept.replies[0] == "Mail me at [mail]"
+    assert await records.snapshot_of(READER, kept.id) is not None
+    again = Asked(endpoint.url, clock, snapshot, records)
+    await again.advisor.restore()
+    assert again.last == kept
+    await asked.advisor.close()
 
 
 async def test_an_endpoint_that_fails_again_and_again_is_left_alone_for_a_while(
     endpoint: Endpoint, asked: Asked
 ) -> None:
-    endpoint.replies = [BAD_REPLIES["error-500"]]
+    endpoint.replies = [lambda _: refuses(500)]
     for _ in range(BREAK_AFTER):
         await asked.round()
     assert asked.advisor.policy().startswith("solver (the LLM endpoint failed")

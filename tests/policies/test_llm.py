@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.decide import Keep
-from policies.decision import Reason
+from policies.decision import Proposal, Reason
 from policies.fleet import AgentView
 from policies.ids import ServiceId
 from policies.llm import (
@@ -19,9 +18,8 @@ from policies.llm import (
     parse,
     repair,
     repair_refused,
-    to_proposal,
-    to_suggestion,
 )
+from policies.llm_judge import judge
 from policies.llm_reply import MAX_RATIONALE, parse_reply
 from policies.snapshot import Snapshot
 from policies.solve import candidates
@@ -209,17 +207,13 @@ def test_the_prompt_is_bounded_for_a_thousand_agents(demo: Demo, agent: Callable
     assert "more agents that no candidate uses" in text_of(asked)
 
 
-def test_an_answer_becomes_a_proposal_or_a_wish_to_keep(question: Question) -> None:
-    name = list(question.options)[-1]
-    answer = parse(SELECT.replace("C2", name), question)
-    proposal = to_proposal(question, answer)
-    assert proposal is not None
-    assert proposal.plan == question.options[name].plan
-    assert proposal.proposer == "llm"
-    kept = parse(KEEP, question)
-    assert to_proposal(question, kept) is None
-    assert to_suggestion(question, kept) == Keep(rationale="fine")
-    assert to_suggestion(question, answer) == proposal
+def test_a_choice_becomes_a_proposal_that_the_gate_admitted(demo: Demo, question: Question) -> None:
+    name = next(name for name, entry in question.options.items() if entry.plan == question.best.plan)
+    judged = judge(parse(SELECT.replace("C2", name), question), question, demo())
+    assert isinstance(judged.suggestion, Proposal)
+    assert (judged.suggestion.plan, judged.suggestion.proposer) == (question.best.plan, "llm")
+    assert judged.agrees
+    assert judged.regret == 0.0
 
 
 def test_the_running_plan_is_shown_and_not_offered(demo: Demo) -> None:
