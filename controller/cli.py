@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     _sla_commands(commands)
     _model_commands(commands)
     _plan_commands(commands)
+    _what_if_commands(commands)
     return parser
 
 
@@ -232,6 +233,19 @@ def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     explain.add_argument("--limit", type=_at_least(1), default=10)
     explain.add_argument("--json", action="store_true")
     explain.set_defaults(run=_call("explain"))
+
+
+def _what_if_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser("simulate", help="play a scenario under several policies; needs no controller")
+    simulate.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a file, or the name of a built-in one")
+    simulate.add_argument("--list", action="store_true", help="the built-in scenarios")
+    simulate.add_argument("--policy", default="solver,static", metavar="A,B", help="which policies, or: all")
+    simulate.add_argument("--seconds", type=float, help="play so much of it (default: as the scenario says)")
+    simulate.add_argument("--seed", type=_at_least(0), default=1)
+    simulate.add_argument("--traces", metavar="DIR", help="recorded traces (TIDEGATE_TRACES); made up without them")
+    simulate.add_argument("--svg", metavar="FILE", help="draw it there")
+    simulate.add_argument("--json", action="store_true")
+    simulate.set_defaults(run=_call("run_simulate", "simulate_cli"))
 
 
 def _call(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:

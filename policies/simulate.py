@@ -1,0 +1,434 @@
+"""A discrete-event simulator of one service: requests, queues, links, failures and roll-outs, second by second of a world.
+
+It runs the very same `policies.decide` as the controller, from snapshots that hold only what a controller would have measured:
+nominal speeds, windows of round trips, shares of foreign load, times per shard, and ages. What truly happens (`World`) decides
+how long things take. Pure: the same world, chooser and seed give the same result.
+
+One agent is one queue, first come first served. A transfer waits while the link is down. A lane whose agent fails runs again on
+the stage's first fallback that is up. A plan that was decided serves after the time its move is predicted to take.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from policies.costs import ProfileSums
+from policies.decision import Decision
+from policies.fleet import AgentView, Fleet, LinkView, link_key
+from policies.ids import AgentId
+from policies.latency import Floats
+from policies.plan import GRAIN, Lane, Plan, StagePlan
+from policies.scenario import World
+from policies.service import OnnxStage, PythonStage
+from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
+
+DETECT_MS = 3_000.0
+"""How long a silent agent counts as live."""
+BREAK_MS = 100.0
+"""How long a request takes to notice that a hop is gone."""
+WINDOW_S = 10
+KEEP = 0.8
+"""Share of the measured times that is kept from look to look."""
+TIMEOUT_TIMES_P99 = 4.0
+RUN_NOISE = 0.12
+RETRY_DOWN_MS = 200.0
+
+
+class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the simulated controller works."""
+
+    look_every_s: float = 5.0
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chooser wants: a plan (None: keep what runs), and how long until it serves."""
+
+    plan: Plan | None = None
+    ready_in_ms: float = 0.0
+    counts: bool = True
+    """Whether it is a move that an operator would see as one (not the repair after a loss)."""
+    decision: Decision | None = None
+
+
+Chooser = Callable[[Snapshot, World], Choice]
+"""A policy with its own memory; the world is for the oracle alone."""
+
+
+class Minute(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated minute."""
+
+    requests: int = 0
+    late: int = 0
+    failed: int = 0
+    worst_ms: float = 0.0
+    plan: int = 0
+    rtt_ms: float = 0.0
+    is_violated: bool = False
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy made of a world."""
+
+    minutes: tuple[Minute, ...]
+    violation_minutes: int
+    requests: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    energy_j: float
+    """Per request."""
+    moves: int
+    moves_per_hour: float
+    decisions: tuple[Decision, ...]
+    plans: tuple[Plan, ...]
+    predicted_p99_ms: float | None = None
+    """Of the last plan, when it was chosen."""
+
+
+@dataclass(slots=True)
+class _Request:
+    at_ms: float
+    stage: int
+    plan: Plan
+    lanes_left: int = 0
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Measured:
+    count: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+    items: float = 0.0
+
+    def add(self, ms: float, items: float) -> None:
+        self.count += 1
+        self.total += ms
+        self.squares += ms * ms
+        self.items += items
+
+    def fade(self) -> None:
+        for name in ("count", "total", "squares", "items"):
+            setattr(self, name, KEEP * getattr(self, name))
+
+    def view(self) -> StageMeasure | None:
+        if self.count < 1:
+            return None
+        mean = self.total / self.count
+        std = math.sqrt(max(0.0, self.squares / self.count - mean * mean))
+        return StageMeasure(count=int(self.count), mean_ms=mean, std_ms=std, items=self.items / self.count)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is counted while the simulation runs."""
+
+    done: list[tuple[float, float]] = field(default_factory=list)
+    """(when it came, latency), infinite where it failed."""
+    energy_j: float = 0.0
+    moves: int = 0
+    decisions: list[Decision] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    predicted_p99_ms: float | None = None
+
+
+class Simulation:
+    """One run of one world under one chooser."""
+
+    def __init__(self, world: World, chooser: Chooser, seed: int, settings: SimulationSettings | None = None) -> None:
+        self.world, self.chooser = world, chooser
+        self.settings = settings or SimulationSettings()
+        self.rng = np.random.default_rng(seed)
+        self.entry = min(world.agents.values(), key=lambda a: (a.is_cloud, a.slowdown, a.id)).id
+        self.stages = world.spec.stages
+        self.sums = {name: ProfileSums.of(model) for name, model in world.models.items()}
+        self.running: Plan | None = None
+        self.free_at_ms: dict[AgentId, float] = dict.fromkeys(world.agents, 0.0)
+        self.measured: dict[str, _Measured] = {}
+        self.since_plan: list[float] = []
+        self.tally = _Tally()
+        self._noise = np.exp(self.rng.normal(0.0, RUN_NOISE, 4096) - RUN_NOISE**2 / 2)
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = itertools.count()
+        self._arrived = 0
+        self._moving_until_ms = -1.0
+
+    def run(self) -> Result:
+        """Play the whole world."""
+        self._look(0.0)
+        for at in self.world.arrivals_ms:
+            self._at(float(at), self._arrive)
+        for at in np.arange(self.settings.look_every_s, self.world.seconds, self.settings.look_every_s):
+            self._at(1000.0 * float(at), self._look)
+        while self._events:
+            now, _, act = heapq.heappop(self._events)
+            act(now)
+        return _result(self)
+
+    # --- looking and moving
+
+    def _look(self, now: float) -> None:
+        if now < self._moving_until_ms:
+            return
+        for measure in self.measured.values():
+            measure.fade()
+        choice = self.chooser(self.snapshot(now), self.world)
+        if choice.decision is not None and (choice.plan is not None or not self.tally.decisions):
+            self.tally.decisions.append(choice.decision)
+        if choice.plan is None:
+            return
+        ready = 0.0 if self.running is None else choice.ready_in_ms
+        plan = msgspec.structs.replace(choice.plan, epoch=len(self.tally.plans) + 1)
+        if self.running is not None:
+            self.tally.moves += choice.counts
+        if choice.decision is not None and choice.decision.prediction is not None:
+            self.tally.predicted_p99_ms = choice.decision.prediction.p99_ms
+        self._moving_until_ms = now + ready
+
+        def switch(_now: float) -> None:
+            self.running, self.since_plan = plan, []
+            self.measured = {}
+            self.tally.plans.append(plan)
+
+        if ready <= 0.0:
+            switch(now)
+        else:
+            self._at(now + ready, switch)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """What a controller would know now."""
+        world, second = self.world, min(int(now / 1000), self.world.seconds - 1)
+        back = slice(max(0, second - WINDOW_S), second + 1)
+        agents = {a.id: self._seen(a, now, second) for a in world.agents.values()}
+        arrived = np.searchsorted(world.arrivals_ms, [now - 60_000.0, now])
+        offered = float(arrived[1] - arrived[0]) / max(1.0, min(60.0, now / 1000.0))
+        measures = {key: seen for key, m in self.measured.items() if (seen := m.view()) is not None}
+        p99 = float(np.quantile(self.since_plan[-500:], 0.99)) if len(self.since_plan) >= 20 else None
+        view = ServiceView(
+            spec=world.spec, contract=world.contract, running=self.running, entry=self.entry, offered_rps=offered,
+            measures=measures, measured_p99_ms=p99 if p99 is not None and math.isfinite(p99) else None,
+        )  # fmt: skip
+        links = _links(world, back, second)
+        fleet = Fleet(agents=agents, links=links)
+        return Snapshot(now_ms=now, fleet=fleet, models=world.models, services={world.spec.id: view})
+
+    def _seen(self, agent: AgentView, now: float, second: int) -> AgentView:
+        world, silent_ms = self.world, 0.0
+        at = second
+        while at >= 0 and silent_ms <= DETECT_MS and world.lost[agent.id][at]:
+            silent_ms += 1000.0
+            at -= 1
+        state = "lost" if silent_ms > DETECT_MS else "suspect" if silent_ms > 1500.0 else "live"
+        return msgspec.structs.replace(
+            agent, state=state, age_ms=200.0 + silent_ms, cpu_saturation=float(world.busy[agent.id][second])
+        )  # fmt: skip
+
+    # --- requests
+
+    def _at(self, when: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._number), act))
+
+    def _arrive(self, now: float) -> None:
+        self._arrived += 1
+        if self.running is None:
+            self.tally.done.append((now, math.inf))
+            return
+        self._next(_Request(now, -1, self.running), now)
+
+    def _next(self, request: _Request, now: float) -> None:
+        if request.is_over:
+            return
+        if now - request.at_ms > TIMEOUT_TIMES_P99 * self.world.contract.latency_p99_ms:
+            self._end(request, math.inf)
+            return
+        request.stage += 1
+        if request.stage == len(self.stages):
+            self._end(request, now - request.at_ms)
+            return
+        stage = self.stages[request.stage]
+        if isinstance(stage, PythonStage):
+            end = self._run(self.entry, stage.typical_ms, now)
+            if end is None:
+                self._end(request, math.inf)
+            else:
+                self._at(end, lambda t: self._next(request, t))
+            return
+        planned = next(s for s in request.plan.stages if s.stage == stage.name)
+        request.lanes_left = len(planned.lanes)
+        for lane in planned.lanes:
+            self._send(request, stage, planned, lane, now)
+
+    def _end(self, request: _Request, latency_ms: float) -> None:
+        request.is_over = True
+        self.tally.done.append((request.at_ms, latency_ms))
+        self.since_plan.append(min(latency_ms, TIMEOUT_TIMES_P99 * self.world.contract.latency_p99_ms))
+
+    def _send(self, request: _Request, stage: OnnxStage, planned: StagePlan, lane: Lane, now: float) -> None:
+        items = stage.items * len(lane.share) / GRAIN
+        self._hop(request, stage, planned, lane, 0, self.entry, items, now)
+
+    def _hop(
+        self, request: _Request, stage: OnnxStage, planned: StagePlan, lane: Lane, number: int, at: AgentId, items: float,
+        now: float,
+    ) -> None:  # fmt: skip
+        """Carry a lane's items to its next shard, run it there, and go on; after the last one, back."""
+        sums, shard = self.sums[planned.model], lane.shards[number]
+        there = self._carried(at, shard.agent, items * sums.bytes_before(shard.blocks.start), now)
+
+        def run(arrived: float) -> None:
+            ms = sums.run_ms(shard.blocks, items)
+            end = self._run(
+                shard.agent,
+                ms,
+                arrived,
+                measure_key(stage.name, shard.agent, shard.blocks.start, shard.blocks.stop),
+                items,
+            )
+            if end is None:
+                self._at(arrived + BREAK_MS, lambda t: self._fall_back(request, stage, planned, items, t))
+            elif number + 1 < len(lane.shards):
+                self._at(end, lambda t: self._hop(request, stage, planned, lane, number + 1, shard.agent, items, t))
+            else:
+                way = [self.entry, *(s.agent for s in lane.shards)]
+                self._at(
+                    self._returned(way, items * sums.bytes_before(sums.whole.stop), end),
+                    lambda t: self._lane_done(request, t),
+                )
+
+        self._at(there, run)
+
+    def _fall_back(self, request: _Request, stage: OnnxStage, planned: StagePlan, items: float, now: float) -> None:
+        sums = self.sums[planned.model]
+        for agent in planned.fallback:
+            if self._is_lost(agent, now):
+                continue
+            there = self._carried(self.entry, agent, items * sums.bytes_before(0), now)
+            end = self._run(agent, sums.run_ms(sums.whole, items), there)
+            if end is not None:
+                back = self._returned([self.entry, agent], items * sums.bytes_before(sums.whole.stop), end)
+                self._at(back, lambda t: self._lane_done(request, t))
+                return
+        if not request.is_over:
+            self._end(request, math.inf)
+
+    def _lane_done(self, request: _Request, now: float) -> None:
+        request.lanes_left -= 1
+        if request.lanes_left == 0:
+            self._next(request, now)
+
+    def _run(
+        self, agent: AgentId, nominal_ms: float, now: float, key: str | None = None, items: float = 1.0
+    ) -> float | None:
+        """When a run that arrives now ends; None if the agent is lost before."""
+        world, begin = self.world, max(now, self.free_at_ms[agent])
+        second = min(int(begin / 1000), world.seconds - 1)
+        factor = world.agents[agent].slowdown * world.slow[agent][second] / (1.0 - world.busy[agent][second])
+        ms = nominal_ms * float(factor) * float(self._noise[next(self._number) % len(self._noise)])
+        end = begin + ms
+        if self._is_lost(agent, begin) or self._is_lost(agent, end):
+            return None
+        self.free_at_ms[agent] = end
+        self.tally.energy_j += world.agents[agent].power_w * ms / 1000.0
+        if key is not None:
+            self.measured.setdefault(key, _Measured()).add(ms, items)
+        return end
+
+    def _is_lost(self, agent: AgentId, now: float) -> bool:
+        return bool(self.world.lost[agent][min(int(now / 1000), self.world.seconds - 1)])
+
+    def _carried(self, src: AgentId, dst: AgentId, size: float, now: float) -> float:
+        """When bytes that leave now have arrived: half a round trip and the transfer, after the link is up."""
+        if src == dst:
+            return now
+        world = self.world
+        if world.agents[src].is_cloud == world.agents[dst].is_cloud:
+            lan = world.scenario.lan
+            return now + lan.rtt_ms / 2 + 8e-3 * size / lan.mbit_per_s
+        second = min(int(now / 1000), world.seconds - 1)
+        while world.down[second] and second < world.seconds - 1:
+            second += 1
+            now = 1000.0 * second + RETRY_DOWN_MS
+        return now + float(world.rtt_ms[second]) / 2 + 1000.0 * size / float(world.bytes_per_s[second])
+
+    def _returned(self, way: list[AgentId], size: float, now: float) -> float:
+        for src, dst in itertools.pairwise(way[::-1]):
+            now = self._carried(src, dst, size, now)
+        return now
+
+
+def simulate(world: World, chooser: Chooser, seed: int, settings: SimulationSettings | None = None) -> Result:
+    """What `chooser` makes of `world`."""
+    return Simulation(world, chooser, seed, settings).run()
+
+
+def _links(world: World, back: slice, second: int) -> dict[str, LinkView]:
+    """Links as they were measured in a window: round trips of what came through, and how old that is."""
+    up = ~world.down[back]
+    rtt = world.rtt_ms[back][up]
+    age_ms = 300.0
+    at = second
+    while at >= 0 and world.down[at]:
+        age_ms, at = age_ms + 1000.0, at - 1
+    lan = world.scenario.lan
+    found = {}
+    for a, b in itertools.permutations(world.agents.values(), 2):
+        if a.is_cloud == b.is_cloud:
+            link = LinkView(
+                src=a.id, dst=b.id, rtt_ms=lan.rtt_ms, jitter_ms=lan.jitter_ms, bandwidth_bytes_per_s=lan.mbit_per_s * 125e3
+            )  # fmt: skip
+        else:
+            mean, std = (float(rtt.mean()), float(rtt.std())) if len(rtt) else (1000.0, 500.0)
+            rate = float(world.bytes_per_s[back].mean()) * max(0.05, float(up.mean()))
+            # Lost seconds are delay that a window of round trips does not show.
+            down = 1.0 - float(up.mean())
+            link = LinkView(
+                src=a.id, dst=b.id, rtt_ms=mean + 500.0 * down, jitter_ms=std + 1000.0 * down, bandwidth_bytes_per_s=rate,
+                age_ms=age_ms if age_ms < 25_000 else 25_000,
+            )  # fmt: skip
+        found[link_key(a.id, b.id)] = link
+    return found
+
+
+def _result(sim: Simulation) -> Result:
+    done = sorted(sim.tally.done)
+    latency: Floats = np.array([ms for _, ms in done])
+    hours = sim.world.seconds / 3600.0
+    minutes = _minutes(sim, done)
+    finite = np.where(np.isfinite(latency), latency, TIMEOUT_TIMES_P99 * sim.world.contract.latency_p99_ms)
+    return Result(
+        minutes=minutes, violation_minutes=sum(m.is_violated for m in minutes), requests=len(done),
+        failed=int((~np.isfinite(latency)).sum()),
+        p50_ms=float(np.quantile(finite, 0.5)) if len(done) else 0.0,
+        p99_ms=float(np.quantile(finite, 0.99)) if len(done) else 0.0,
+        energy_j=sim.tally.energy_j / max(1, len(done)), moves=sim.tally.moves, moves_per_hour=sim.tally.moves / hours,
+        decisions=tuple(sim.tally.decisions), plans=tuple(sim.tally.plans), predicted_p99_ms=sim.tally.predicted_p99_ms,
+    )  # fmt: skip
+
+
+def _minutes(sim: Simulation, done: list[tuple[float, float]]) -> tuple[Minute, ...]:
+    """A minute is violated when more than 1 % of its requests, and at least two, were late or failed."""
+    world, limit = sim.world, sim.world.contract.latency_p99_ms
+    by_minute: dict[int, list[float]] = {}
+    for at, ms in done:
+        by_minute.setdefault(int(at // 60_000), []).append(ms)
+    found = []
+    for number in range(math.ceil(world.seconds / 60)):
+        times = by_minute.get(number, [])
+        failed = sum(not math.isfinite(ms) for ms in times)
+        late = sum(ms > limit for ms in times) - failed
+        span = slice(60 * number, 60 * number + 60)
+        found.append(
+            Minute(
+                requests=len(times), late=late, failed=failed, rtt_ms=float(world.rtt_ms[span].mean()),
+                worst_ms=max((ms for ms in times if math.isfinite(ms)), default=0.0),
+                is_violated=late + failed >= max(2, 0.01 * len(times)),
+            )
+        )  # fmt: skip
+    return tuple(found)
