@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket
 
 from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
 from controller.core import Controller
+from controller.llm_api import llm_routes
 from controller.metrics import render_metrics
 from controller.problems import plain_problem, problem
 from controller.sla_reports import report_html
@@ -194,6 +195,7 @@ def _routes(controller: Controller) -> APIRouter:
     _fleet(router, controller)
     _plans(router, controller)
     _models(router, controller)
+    llm_routes(router, controller)
     return router
 
 
@@ -337,6 +339,11 @@ def _plans(router: APIRouter, controller: Controller) -> None:
     ) -> list[DecisionOut]:
         """Decisions with their reasons, newest last."""
         return await controller.decisions(service_id, limit)
+
+    @router.get("/v1/decisions/{service_id}:log", tags=["plans"])
+    async def decision_log(service_id: str, limit: int = Query(default=50, ge=1, le=500)) -> Response:
+        """Decisions with everything that they were made from, as a file for `tidegate replay`."""
+        return Response(await controller.decision_log(service_id, limit), media_type="application/octet-stream")
 
     @router.post("/v1/plans/{service_id}:rollback", tags=["plans"])
     async def rollback(service_id: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from agents.options import add_options
+from controller.llm_options import add_llm_commands, add_llm_options
 from sla.errors import TidegateError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _model_commands(commands)
     _plan_commands(commands)
     _what_if_commands(commands)
+    add_llm_commands(commands, _call)
     return parser
 
 
@@ -84,6 +86,7 @@ def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "--llm-base-url", help="any OpenAI-compatible endpoint; without it the solver decides alone"
     )
     controller.add_argument("--llm-model", default="default")
+    add_llm_options(controller)
     controller.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING"))
     controller.set_defaults(run=_controller)
 
@@ -96,6 +99,12 @@ def _stack_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ray", default="local", help="local, none, or the address of a Ray cluster")
     parser.add_argument("--llm-base-url", help="any OpenAI-compatible endpoint; without it the solver decides alone")
     parser.add_argument("--llm-model", default="default")
+    parser.add_argument(
+        "--llm",
+        choices=("local",),
+        help="local: a small model on this machine (extra local-llm), instead of an endpoint",
+    )
+    add_llm_options(parser)
 
 
 def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -246,6 +255,15 @@ def _what_if_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     simulate.add_argument("--svg", metavar="FILE", help="draw it there")
     simulate.add_argument("--json", action="store_true")
     simulate.set_defaults(run=_call("run_simulate", "simulate_cli"))
+    replay = commands.add_parser("replay", help="make recorded decisions again, and lay another policy beside them")
+    replay.add_argument("log", nargs="?", metavar="LOG", help="a file that --save wrote (default: ask the controller)")
+    replay.add_argument("--service", help="whose decisions to ask the controller for")
+    replay.add_argument("--limit", type=_at_least(1), default=50)
+    replay.add_argument("--save", metavar="FILE", help="keep the log there")
+    replay.add_argument("--policy", help="also: what this policy would have done (solver or a baseline)")
+    replay.add_argument("--html", metavar="FILE", help="write both side by side")
+    replay.add_argument("--json", action="store_true")
+    replay.set_defaults(run=_call("run_replay", "replay_cli"))
 
 
 def _call(name: str, module: str = "commands") -> Callable[[argparse.Namespace], int]:

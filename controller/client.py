@@ -45,6 +45,10 @@ class ApiClient:
         """The decoded answer of a GET."""
         return self._call("GET", path, params={k: v for k, v in params.items() if v is not None})
 
+    def get_bytes(self, path: str, **params: Any) -> bytes:
+        """The answer of a GET as it is."""
+        return self._send("GET", path, params={k: v for k, v in params.items() if v is not None}).content
+
     def post(
         self,
         path: str,
@@ -83,6 +87,14 @@ class ApiClient:
         self._http.close()
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
+        response = self._send(method, path, **options)
+        return (
+            response.json()
+            if response.content and "json" in response.headers.get("content-type", "")
+            else response.text
+        )
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **options)
         except httpx.TimeoutException as error:
@@ -93,11 +105,7 @@ class ApiClient:
             ) from error
         if response.status_code >= 400:
             raise _error(response)
-        return (
-            response.json()
-            if response.content and "json" in response.headers.get("content-type", "")
-            else response.text
-        )
+        return response
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:

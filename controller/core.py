@@ -20,7 +20,7 @@ from controller.events import EventLog
 from controller.fleet import FleetRegistry, Member
 from controller.gateway import Gateway
 from controller.leadership import Leadership
-from controller.llm import LlmAdvisor
+from controller.llm_service import LlmService
 from controller.loop import ControlLoop
 from controller.models.registry import ModelRegistry
 from controller.pki import CertificateAuthority
@@ -32,6 +32,7 @@ from controller.present import (
     plan_out,
     service_out,
 )
+from controller.replay import DecisionLog, Logged, log_bytes
 from controller.rollout import Rollout
 from controller.services.catalog import builtin_services
 from controller.settings import ControllerSettings
@@ -114,13 +115,15 @@ class Controller:
         self.fleet.restore(await self.state.agents())
         self.slis = Slis(self.state, self.clock)
         await self.slis.restore(list(self.desired.specs))
-        self.advisor = LlmAdvisor(self.settings.llm, self.events, self.clock)
-        self._opened.push_async_callback(self.advisor.close)
+        self.llm = LlmService(self.settings.llm, self.state, self.events, self.clock)
+        self._opened.push_async_callback(self.llm.close)
+        await self.llm.start()
         self.loop = ControlLoop(
             desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis, rollout=self.rollout,
-            state=self.state, advisor=self.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
-            on_route=self._on_route,
+            state=self.state, advisor=self.llm.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
+            on_route=self._on_route, wishes=self.llm.intents.in_force,
         )  # fmt: skip
+        self.llm.bind(self.loop)
         self._opened.push_async_callback(self.loop.close)
         self.contracts = Contracts(
             desired=self.desired, loop=self.loop, slis=self.slis, telemetry=self.telemetry, state=self.state,
@@ -410,6 +413,12 @@ class Controller:
         """Decisions with their reasons, newest last."""
         return [decision_out(record) for record in await self.state.tail_decisions(limit, service)]
 
+    async def decision_log(self, service: str, limit: int) -> bytes:
+        """The newest decisions of a service with all that they were made from, as a file for `tidegate replay`."""
+        records = await self.state.tail_decisions(limit, service)
+        entries = [Logged(record=r, seen=await self.state.snapshot_of(service, r.id)) for r in records]
+        return await asyncio.to_thread(log_bytes, DecisionLog(entries=tuple(entries)))
+
     async def rollback(self, service: str) -> int:
         """Run the last good plan again and pin it; its new epoch. Raises NotFoundError, RolloutError."""
         self.desired.contract(service)
@@ -437,7 +446,7 @@ class Controller:
             version=self.version,
             ready=await self.ready(),
             leader=self.leadership.leads,
-            policy=self.advisor.policy(),
+            policy=self.llm.advisor.policy(),
             cloud=self.cloud.state,
             store="embedded Valkey" if self._embedded else "external",
             agents_live=sum(member.state == "live" for member in self.fleet.members.values()),

@@ -20,13 +20,15 @@ from controller.events import EventLog
 from controller.fleet import FleetRegistry
 from controller.llm import LlmAdvisor
 from controller.records import DecisionRecord
+from controller.replay import Look, look_bytes
 from controller.rollout import RolledOut, Rollout, RolloutError
 from controller.settings import LoopSettings
 from controller.slis import Slis
 from controller.snapshots import snapshot_bytes
 from controller.state import State
 from controller.telemetry import Telemetry
-from policies.decide import Memory, decide
+from policies.constraints import Rule
+from policies.decide import Keep, Memory, decide
 from policies.decision import Decision, Reason, Trigger
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
@@ -37,6 +39,8 @@ from sla.errors import NotFoundError, TidegateError
 log = logging.getLogger(__name__)
 
 MIN_REQUESTS_FOR_P99 = 20
+REQUESTS_TO_JUDGE = 100
+"""So many requests tell whether a plan brought what was predicted."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class _Service:
     retry_ms: float = 0.0
     last_hold: tuple[str, ...] = ()
     infeasible: str | None = None
+    unjudged: tuple[int, str, Decision] | None = None
+    """Epoch, entry of the log and decision of the last move, until it is known what it brought."""
     active_at_s: dict[int, float] = field(default_factory=dict)
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One plan at a time is carried out: what an operator restores waits for the step under way."""
@@ -64,6 +70,7 @@ class ControlLoop:
     def __init__(
         self, *, desired: Desired, fleet: FleetRegistry, telemetry: Telemetry, slis: Slis, rollout: Rollout, state: State,
         advisor: LlmAdvisor, events: EventLog, clock: Clock, settings: LoopSettings, on_route: Callable[[Route], None],
+        wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
     ) -> None:  # fmt: skip
         self._desired = desired
         self._fleet = fleet
@@ -76,6 +83,7 @@ class ControlLoop:
         self._clock = clock
         self._settings = settings
         self._on_route = on_route
+        self._wishes = wishes
         self._services: dict[ServiceId, _Service] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,6 +181,7 @@ class ControlLoop:
             measures=self._telemetry.measures(spec.id, now_ms),
             measured_p99_ms=sketch.quantile(0.99) if sketch is not None and enough else None,
             pinned=book.pinned,
+            constraints=self._wishes(service),
         )
 
     async def _step(self, service: ServiceId) -> None:
@@ -187,18 +196,23 @@ class ControlLoop:
         decision, memory = await asyncio.to_thread(
             decide, snapshot, service, state.memory, trigger=trigger, suggestion=suggestion
         )
+        look = Look(
+            memory=state.memory, trigger=trigger, proposal=None if isinstance(suggestion, Keep) else suggestion,
+            keep=suggestion if isinstance(suggestion, Keep) else None,
+        )  # fmt: skip
         lacking = [reason.text for reason in decision.reasons if reason.code == "no-candidate"]
         state.infeasible = lacking[0] if lacking and decision.plan is None else None
         if decision.plan is None:
-            await self._note(service, decision, snapshot)
+            await self._note(service, decision, snapshot, look)
             state.memory = memory
+            await self._judge(service, snapshot)
             self._advisor.consider(service, snapshot, memory)
             return
         try:
             async with state.moving:
                 if self._desired.book(service) != book:
                     return  # An operator moved it meanwhile: look again.
-                await self._move(service, decision, snapshot)
+                await self._move(service, decision, snapshot, look)
             state.memory, state.failures = memory, 0  # A move that failed was none: its memory is dropped.
         except TidegateError as error:
             state.failures += 1
@@ -207,7 +221,9 @@ class ControlLoop:
             self._events.add("rollout-failed", f"{service}: {error}", service=service)
             state.trigger = state.trigger or trigger
 
-    async def _move(self, service: ServiceId, decision: Decision, snapshot: Snapshot) -> None:
+    async def _move(
+        self, service: ServiceId, decision: Decision, snapshot: Snapshot, look: Look | None = None
+    ) -> None:  # fmt: skip
         """Give a decided plan its epoch, record it, carry it out. Raises TidegateError while nothing has changed yet."""
         assert decision.plan is not None
         spec = self._desired.spec_of(self._desired.contract(service).contract)
@@ -216,22 +232,39 @@ class ControlLoop:
         epoch = await self._state.next_epoch(spec.id)
         plan = msgspec.structs.replace(decision.plan, epoch=epoch, service_id=spec.id)
         decision = msgspec.structs.replace(decision, plan=plan)
-        await self._note(service, decision, snapshot)
+        noted = await self._note(service, decision, snapshot, look)
         await self._carry_out(service, spec, plan, decision)
+        self._service(service).unjudged = (epoch, noted, decision) if noted is not None else None
 
-    async def _note(self, service: ServiceId, decision: Decision, snapshot: Snapshot) -> None:
+    async def _judge(self, service: ServiceId, snapshot: Snapshot) -> None:
+        """Once a plan has served enough requests, note beside its decision what it brought."""
+        state = self._service(service)
+        view = snapshot.services[service]
+        if state.unjudged is None or view.running is None or view.measured_p99_ms is None:
+            return
+        epoch, noted, decision = state.unjudged
+        sketch = self._telemetry.epoch_sketch(view.spec.id, epoch)
+        if epoch != view.running.epoch or sketch is None or sketch.count < REQUESTS_TO_JUDGE:
+            return
+        state.unjudged = None
+        await self._state.note_outcome(service, noted, outcome_of(decision, view.measured_p99_ms, int(sketch.count)))
+
+    async def _note(
+        self, service: ServiceId, decision: Decision, snapshot: Snapshot, look: Look | None = None
+    ) -> str | None:  # fmt: skip
         """Record a decision; a hold only when its reasons are new, so that the log tells a story and not the time."""
         reasons = tuple(reason.code for reason in decision.reasons)
         state = self._service(service)
         if decision.plan is None:
             if reasons == state.last_hold:
-                return
+                return None
             state.last_hold = reasons
         else:
             state.last_hold = ()
             self._events.add("decision", decision.sentence(), service=service)
         record = DecisionRecord(at_s=self._clock.wall_s(), decision=decision)
-        await self._state.append_decision(record, snapshot_bytes(snapshot))
+        seen = snapshot_bytes(snapshot) if look is None else look_bytes(snapshot, look)
+        return await self._state.append_decision(record, seen)
 
     # --- carrying out
 
@@ -358,3 +391,12 @@ class ControlLoop:
             self.faults += 1
             log.exception("a task of the loop failed")
             self._events.add("loop-fault", f"A task of the loop failed: {error}")
+
+
+def outcome_of(decision: Decision, measured_p99_ms: float, requests: int) -> str:
+    """What a plan brought, beside what was predicted, in words."""
+    if decision.prediction is None:
+        return f"its p99 was {measured_p99_ms:.0f} ms over {requests} requests"
+    predicted = decision.prediction.p99_ms
+    off = 100.0 * (measured_p99_ms / max(predicted, 1e-3) - 1.0)
+    return f"its p99 was {measured_p99_ms:.0f} ms over {requests} requests, predicted were {predicted:.0f} ms ({off:+.0f} %)"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from policies.snapshot import Snapshot
 from sla.contract import Contract, contract_from
 from sla.errors import PermanentError
+
+T = TypeVar("T")
 
 
 def snapshot_bytes(snapshot: Snapshot) -> bytes:
@@ -32,6 +34,16 @@ def _from_plain(kind: type, value: Any) -> Any:
     if kind is not Contract:
         raise PermanentError(f"A snapshot holds a {kind.__name__}, which has no way back.")
     return contract_from({name: item for name, item in value.items() if name in Contract.model_fields})
+
+
+def plain_encoder() -> msgspec.msgpack.Encoder:
+    """An encoder for whatever holds contracts."""
+    return msgspec.msgpack.Encoder(enc_hook=_to_plain)
+
+
+def typed_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """A decoder for whatever holds contracts."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
