@@ -45,26 +45,43 @@ _PER_TRANSCENDENTAL = 20.0
 
 
 def node_costs(graph: Graph, seen: Observation) -> list[float]:
-    """Cost of each node of the graph; control flow and operators of other domains by their measured time, at the rate of the rest."""
+    """Cost of each node of the graph.
+
+    Inside control flow, and of operators of other domains, only the weights are known: each counts one multiply-accumulate for each row of
+    the largest value that the node reads. That is rough, but the same at every look, as a measured time is not.
+    """
     shapes = {name: fact.shape for name, fact in seen.values.items()}
-    costs = [_cost(node, graph.reads[at], shapes) for at, node in enumerate(graph.nodes)]
-    known = [at for at, cost in enumerate(costs) if cost is not None]
-    known_ms = sum(seen.node_ms[at] for at in known)
-    rate = sum(costs[at] or 0.0 for at in known) / known_ms if known_ms > 0 else 1.0
-    return [seen.node_ms[at] * rate if cost is None else cost for at, cost in enumerate(costs)]
+    return [_cost(graph, at, shapes) for at in range(len(graph.nodes))]
 
 
-def _cost(node: Any, reads: tuple[str, ...], shapes: Mapping[str, Shape]) -> float | None:
-    """None if it cannot be told from shapes."""
-    if node.domain not in ("", "ai.onnx") or next(subgraphs(node), None) is not None:
-        return None
-    if node.op_type in _FREE:
+def _cost(graph: Graph, at: int, shapes: Mapping[str, Shape]) -> float:
+    node, reads = graph.nodes[at], graph.reads[at]
+    if node.op_type in _FREE and node.domain in ("", "ai.onnx"):
         return 0.0
     written = [shapes[name] for name in node.output if name in shapes]
     read = [shapes[name] for name in reads if name in shapes]
     elements = sum(map(math.prod, written))
+    inner = list(subgraphs(node))
+    if inner or node.domain not in ("", "ai.onnx"):
+        weights = max((_inner_weights(branch) for branch in inner), default=0)
+        weights += sum(math.prod(shapes[name]) for name in reads if name in graph.constant_bytes and name in shapes)
+        rows = max(
+            (math.prod(shapes[name][:-1]) for name in reads if name in shapes and name not in graph.constant_bytes),
+            default=1,
+        )
+        return _PER_ELEMENT * elements + float(weights * rows)
     per_element = _PER_TRANSCENDENTAL if node.op_type in _TRANSCENDENTAL else _PER_ELEMENT
     return per_element * elements + _products(node.op_type, read, written)
+
+
+def _inner_weights(graph: Any) -> int:
+    """Numbers that are stored in a subgraph, those of the heaviest branch where it branches again."""
+    own: int = sum(math.prod(tensor.dims) for tensor in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            own += math.prod(node.attribute[0].t.dims)
+        own += max((_inner_weights(branch) for branch in subgraphs(node)), default=0)
+    return own
 
 
 def _products(op: str, read: list[Shape], written: list[Shape]) -> float:

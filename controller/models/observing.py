@@ -1,7 +1,7 @@
-"""What a model does on a sample: the type, shape and size of every value, and the time of every node.
+"""What a model does on a sample: the type, shape and size of every value.
 
-The unoptimised graph is run twice under ONNX Runtime's profiler, which reports the type and shape of what each node reads and
-writes. Unlike adding every value as an output, this costs no memory, and one run gives the costs as well.
+The unoptimised graph is run under ONNX Runtime's profiler, which reports the type and shape of what each node reads and
+writes. Unlike adding every value as an output, this costs no memory.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Observation:
     """What the sample showed. A value that is missing was not seen as a tensor and cannot cross a cut."""
 
     values: Mapping[str, ValueFact]
-    node_ms: tuple[float, ...]
-    """Per node of the graph, unoptimised; 0 for nodes that the runtime replaced."""
 
 
 def observe(graph: Graph, sample: Arrays, name: str) -> Observation:
@@ -64,8 +62,7 @@ def observe(graph: Graph, sample: Arrays, name: str) -> Observation:
             profile_prefix=str(Path(scratch, "profile")),
             weights=graph.weights,
         )
-        for _ in range(2):  # the first run also touches the memory for the first time
-            run(session, sample, graph.outputs, name)
+        run(session, sample, graph.outputs, name)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     return _digest(graph, events, sample, _half_precision(graph))
 
@@ -85,7 +82,6 @@ def _half_precision(graph: Graph) -> frozenset[str]:
 
 def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays, half: frozenset[str]) -> Observation:
     values = {key: _fact(str(array.dtype), array.shape) for key, array in sample.items()}
-    node_ms = [math.inf] * len(graph.nodes)
     guessed: dict[str, ValueFact | None] = {}
     for event in events:
         label = str(event.get("name", ""))
@@ -95,7 +91,6 @@ def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays, half: fr
         if not at.isdigit():
             continue
         node = graph.nodes[int(at)]
-        node_ms[int(at)] = min(node_ms[int(at)], event["dur"] / 1000)
         values |= _pair(node.output, event["args"].get("output_type_shape", []))
         # Nodes that the runtime replaces by their definition have no event; their readers tell what they wrote.
         guessed |= _pair(node.input, event["args"].get("input_type_shape", []))
@@ -103,7 +98,7 @@ def _digest(graph: Graph, events: list[dict[str, Any]], sample: Arrays, half: fr
     for key in half & merged.keys():
         if merged[key].elem_type == onnx.TensorProto.FLOAT:
             merged[key] = ValueFact(onnx.TensorProto.FLOAT16, merged[key].shape, merged[key].size_bytes // 2)
-    return Observation(values=merged, node_ms=tuple(0.0 if math.isinf(ms) else ms for ms in node_ms))
+    return Observation(merged)
 
 
 def _stored(graph: Graph) -> dict[str, ValueFact | None]:
