@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 if TYPE_CHECKING:
     from controller.core import Controller
@@ -109,4 +109,22 @@ async def render_metrics(controller: Controller) -> str:
         for each in sla.alerts:
             alert.labels(sla.service_id, each.promise, each.rule, each.severity).set(each.state == "firing")
             no_data.labels(sla.service_id, each.promise, each.rule).set(each.state == "no-data")
+    _llm_metrics(controller, registry)
     return generate_latest(registry).decode()
+
+
+def _llm_metrics(controller: Controller, registry: CollectorRegistry) -> None:
+    ledger = controller.llm.advisor.ledger
+    came_to = Counter(
+        "tidegate_llm_decisions",
+        "Questions to the LLM by what they came to, with the reason of refusals and fallbacks.",
+        ["verdict", "reason"],
+        registry=registry,
+    )
+    for (verdict, reason), count in sorted(ledger.verdicts.items()):
+        came_to.labels(verdict, reason).inc(count)
+    tokens = Counter("tidegate_llm_tokens", "Tokens of the LLM.", ["direction"], registry=registry)
+    tokens.labels("prompt").inc(ledger.prompt_tokens)
+    tokens.labels("output").inc(ledger.output_tokens)
+    seconds = Counter("tidegate_llm_seconds", "Time that questions to the LLM took.", registry=registry)
+    seconds.inc(ledger.seconds)

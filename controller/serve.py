@@ -56,6 +56,10 @@ def settings_from(arguments: argparse.Namespace) -> ControllerSettings:
         llm=LlmSettings(
             base_url=arguments.llm_base_url,
             model=arguments.llm_model,
+            mode=arguments.llm_mode,
+            tokens_per_hour=arguments.llm_tokens_per_hour,
+            price_per_million_tokens=arguments.llm_price,
+            deadline_s=arguments.llm_deadline,
             api_key=os.environ.get("TIDEGATE_LLM_API_KEY") or None,
         ),
     )
