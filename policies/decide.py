@@ -40,7 +40,7 @@ from policies.stability import (
     recent_moves,
     saw_risk,
 )
-from sla.errors import InfeasibleError
+from sla.errors import InfeasibleError, SettingsError
 
 __all__ = ["DecideSettings", "Keep", "Memory", "Policy", "StabilitySettings", "decide", "propose", "solver_policy"]
 
@@ -61,6 +61,14 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     stability: StabilitySettings = StabilitySettings()
     candidates: int = 8
     score_tolerance: float = SCORE_TOLERANCE
+
+    def __post_init__(self) -> None:
+        seen_ms, dwell_ms = self.predict.stale_after_ms, self.stability.risky_dwell_ms
+        if seen_ms > dwell_ms:
+            raise SettingsError(
+                f"stale_after_ms={seen_ms:g} must not be above risky_dwell_ms={dwell_ms:g}: a new plan would be judged by what was "
+                "measured under the one before, and the two would replace each other."
+            )
 
 
 Policy = Callable[[Snapshot, ServiceId, Sequence[Scored], Memory], tuple[Proposal | None, Memory]]

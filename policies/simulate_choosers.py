@@ -10,6 +10,7 @@ import msgspec
 from policies.admit import plan_faults
 from policies.baselines import BASELINES
 from policies.decide import DecideSettings, Memory, Policy, decide
+from policies.decision import Prediction
 from policies.fleet import AgentView
 from policies.limits import usable_bytes
 from policies.predict import Predictor
@@ -79,15 +80,21 @@ class Oracle:
         ahead = _foreseen(snapshot, world)
         predictor = Predictor(ahead, service)
         try:
-            best = candidates(ahead, service, 1, predictor=predictor)[0]
+            found = candidates(ahead, service, 8, predictor=predictor)
         except InfeasibleError:
             return Choice()
+        best = min(found, key=lambda entry: _danger(entry.prediction, predictor.rate_rps))
         running = snapshot.services[service].running
         if running is not None and not plan_faults(running, predictor, "start"):
-            risk = predictor.predict(running).risk
-            if best.prediction.risk > risk - 0.02 or best.plan.layout() == running.layout():
+            now = _danger(predictor.predict(running), predictor.rate_rps)
+            if _danger(best.prediction, predictor.rate_rps) > now - 0.02 or best.plan.layout() == running.layout():
                 return Choice()
         return Choice(plan=best.plan)
+
+
+def _danger(prediction: Prediction, rate_rps: float) -> float:
+    """Risk, and what is not carried: where no plan keeps the promise, the one that carries most breaks it least."""
+    return prediction.risk + max(0.0, 1.0 - prediction.throughput_rps / max(rate_rps, 1e-9))
 
 
 def _foreseen(snapshot: Snapshot, world: World) -> Snapshot:

@@ -62,6 +62,15 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(
                 f"min_gain={self.min_gain} must not be below tie={self.tie}: plans that tie would replace each other."
             )
+        if self.risky_looks > self.looks or self.risky_dwell_ms > self.dwell_ms:
+            raise SettingsError(
+                f"A plan at risk must not be held longer than one that is not: risky_looks={self.risky_looks} of "
+                f"looks={self.looks}, risky_dwell_ms={self.risky_dwell_ms:g} of dwell_ms={self.dwell_ms:g}."
+            )
+        if self.worsened <= self.tie:
+            raise SettingsError(
+                f"worsened={self.worsened} must be above tie={self.tie}: the noise of a plan's own score would count as risk."
+            )
         if (
             min(self.dwell_ms, self.risky_dwell_ms, self.keep_ms, self.risky_min_gain, self.min_gain_share) < 0
             or not self.pay_back_ms > 0

@@ -267,3 +267,23 @@ def test_a_plan_whose_score_rises_is_at_risk_until_half_of_the_rise_is_gone() ->
     memory = saw_risk(memory, risk=0.0, score=0.11, settings=settings)
     assert memory.is_risky, "the threshold to leave is lower than the one to enter"
     assert not saw_risk(memory, risk=0.0, score=0.10, settings=settings).is_risky
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"risky_looks": 5}, "held longer"),
+        ({"risky_dwell_ms": 30_000.0}, "held longer"),
+        ({"worsened": 0.005}, "noise"),
+        ({"min_gain": 0.001}, "replace each other"),
+        ({"risk_leave": 0.4}, "changes its mind"),
+    ],
+)
+def test_settings_that_must_oscillate_are_refused_with_the_reason(wrong: dict[str, float], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        StabilitySettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_look_back_longer_than_the_delay_is_refused() -> None:
+    with pytest.raises(SettingsError, match="one before"):
+        DecideSettings(stability=StabilitySettings(risky_dwell_ms=1_000.0))
