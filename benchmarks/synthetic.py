@@ -25,6 +25,7 @@ def fleet_snapshot(*, devices: int, blocks: int, services: int, seed: int = 1) -
         )
         for a in names for b in names if a != b
     }  # fmt: skip
+    edge = [a.id for a in agents.values() if not a.is_cloud]
     models, views = {}, {}
     for number in range(services):
         model = _model(f"m{number}", blocks, rng)
@@ -33,7 +34,9 @@ def fleet_snapshot(*, devices: int, blocks: int, services: int, seed: int = 1) -
         stage = OnnxStage(name=StageName("s"), variants=(model.name,), inputs={"x": "in"}, outputs={"y": "out"})
         contract = {"service_id": service, "latency_p99_ms": 800, "throughput_rps": 2.0, "availability_sla": "99%"}
         spec = ServiceSpec(id=service, inputs=(), outputs=(), stages=(stage,))
-        views[service] = ServiceView(spec=spec, contract=contract_from(contract), entry=names[number % len(names)])
+        views[service] = ServiceView(
+            spec=spec, contract=contract_from(contract), entry=edge[number * len(edge) // services]
+        )
     return Snapshot(now_ms=0.0, fleet=Fleet(agents=agents, links=links), models=models, services=views)
 
 
