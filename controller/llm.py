@@ -225,7 +225,9 @@ class LlmAdvisor:
     async def _ask(self, service: ServiceId, snapshot: Snapshot, pending: _Pending) -> None:
         self._next += 1
         seed, outcomes = self._next, self._outcomes(pending, snapshot, service)
-        question = await asyncio.to_thread(ask, snapshot, service, seed=seed, outcomes=outcomes)
+        question = await asyncio.to_thread(
+            ask, snapshot, service, seed=seed, outcomes=outcomes, limit=self.settings.candidates
+        )
         if question is None:
             return
         began_s, minute, attempt = time.monotonic(), minute_of_day(self._clock.wall_s()), _Try()
@@ -317,7 +319,7 @@ class LlmAdvisor:
         exchange = Exchange(
             at_s=self._clock.wall_s(), service_id=question.service_id, epoch=question.epoch, mode=s.mode, model=s.model, seed=seed,
             minute_of_day=minute, messages=tuple(question.messages), replies=tuple(attempt.replies), answer=attempt.answer,
-            verdict="fallback", reason=reason, solver=_side(question, question.best), outcomes=outcomes,
+            verdict="fallback", reason=reason, candidates=s.candidates, solver=_side(question, question.best), outcomes=outcomes,
             prompt_tokens=attempt.prompt_tokens, output_tokens=attempt.output_tokens, cost=tokens * s.price_per_million_tokens / 1e6,
             measured_p99_ms=outcomes[-1].measured_p99_ms if outcomes else None,
         )  # fmt: skip

@@ -20,6 +20,9 @@ def add_llm_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--llm-deadline", type=_from(1), default=10, metavar="SECONDS", help="the loop never waits for it"
     )
+    parser.add_argument(
+        "--llm-candidates", type=_from(1), default=8, help="plans that it is shown; fewer for a small model"
+    )
     parser.add_argument("--llm-price", type=float, default=0.0, help="of a million tokens, for the report")
 
 

@@ -62,6 +62,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     regret: float = 0.0
     """The same after the gate; never more than the tolerance."""
     outcomes: tuple[Outcome, ...] = ()
+    candidates: int = 8
+    """How many plans it could be shown."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0

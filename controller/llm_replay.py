@@ -27,7 +27,9 @@ def replayed(exchange: Exchange, snapshot: bytes | None) -> Replayed:
     if snapshot is None:
         return _told(exchange, False, False, "its snapshot is not kept any more")
     world = snapshot_from(snapshot)
-    question = ask(world, exchange.service_id, seed=exchange.seed, outcomes=exchange.outcomes)
+    question = ask(
+        world, exchange.service_id, seed=exchange.seed, outcomes=exchange.outcomes, limit=exchange.candidates
+    )
     if question is None:
         return _told(exchange, False, False, "there is nothing to choose in its snapshot")
     same_prompt = tuple(question.messages) == exchange.messages

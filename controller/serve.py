@@ -60,6 +60,7 @@ def settings_from(arguments: argparse.Namespace) -> ControllerSettings:
             tokens_per_hour=arguments.llm_tokens_per_hour,
             price_per_million_tokens=arguments.llm_price,
             deadline_s=arguments.llm_deadline,
+            candidates=arguments.llm_candidates,
             api_key=os.environ.get("TIDEGATE_LLM_API_KEY") or None,
         ),
     )

@@ -104,10 +104,14 @@ class LlmSettings:
     """What a million tokens cost, in any currency; for the report."""
     min_interval_s: float = 20.0
     """At most one question per service in this time."""
+    candidates: int = 8
+    """Plans that it is shown, at most 8; fewer for a small model."""
 
     def __post_init__(self) -> None:
         if min(self.deadline_s, self.min_interval_s, self.price_per_million_tokens) < 0 or self.deadline_s == 0:
             raise SettingsError("The LLM's deadline must be above 0, its interval and its price not below.")
+        if not 1 <= self.candidates <= 8:
+            raise SettingsError(f"candidates={self.candidates} must be 1 to 8.")
         if self.max_output_tokens < 300:
             raise SettingsError(
                 f"max_output_tokens={self.max_output_tokens} cuts answers off; accepted is 300 or more."

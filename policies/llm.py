@@ -90,13 +90,14 @@ def ask(
     seed: int = 0,
     outcomes: Sequence[Outcome] = (),
     settings: DecideSettings | None = None,
+    limit: int = MAX_CANDIDATES,
 ) -> Question | None:
     """What to ask about a service; None when there is nothing to choose. Raises NotFoundError for an unknown service."""
     s = settings or DecideSettings()
     predictor = Predictor(snapshot, service_id, s.predict)
     try:
         scored = candidates(
-            snapshot, service_id, MAX_CANDIDATES, predictor=predictor, weights=s.weights, settings=s.solver
+            snapshot, service_id, min(limit, MAX_CANDIDATES), predictor=predictor, weights=s.weights, settings=s.solver
         )
     except InfeasibleError:
         return None

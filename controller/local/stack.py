@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.client import ApiClient
+from controller.local.llm_server import MODEL_NAME, READY
 from sla.errors import RetryableError, SettingsError
 
 Progress = Callable[[str], None]
@@ -36,6 +37,10 @@ class StackSettings:
     ray: str = "local"
     llm_base_url: str | None = None
     llm_model: str = "default"
+    llm_local: bool = False
+    """Start a small model on this machine and ask that one."""
+    llm_options: tuple[str, ...] = ()
+    """More options of the controller."""
     platforms: tuple[str, ...] = ("rk3588", "rk3588", "ascend310p", "imx93")
     cloud_agents: int = 1
 
@@ -90,17 +95,37 @@ class LocalStack:
     def start_controller(self) -> None:
         """Spawn the controller and wait until it is ready."""
         s = self.settings
+        model, base_url = s.llm_model, s.llm_base_url
+        local = ("--llm-candidates=3", "--llm-deadline=30") if s.llm_local else ()
+        if s.llm_local:
+            model, base_url = MODEL_NAME, self._start_local_llm()
         command = [
             "controller", "--port", str(s.api_port), "--agent-port", str(s.agent_port), "--dir", str(self.directory / "controller"),
-            "--cache", str(s.cache), "--ray", s.ray, "--llm-model", s.llm_model,
+            "--cache", str(s.cache), "--ray", s.ray, "--llm-model", model, *s.llm_options, *local,
         ]  # fmt: skip
-        if s.llm_base_url:
-            command += ["--llm-base-url", s.llm_base_url]
+        if base_url:
+            command += ["--llm-base-url", base_url]
         began = time.monotonic()
         self._spawn("controller", [sys.executable, "-m", "controller.cli", *command])
         self.wait_until(lambda: self._is_ready(), 60.0, "The controller did not become ready")
         self.progress(f"controller ready in {time.monotonic() - began:.1f} s (API, dashboard, embedded store)")
         self.progress(f"dashboard: {self.dashboard_url}   who decides: {self.api.get('/v1/status')['policy']}")
+
+    def _start_local_llm(self) -> str:
+        """Its base URL. Raises SettingsError with the process's last line when it cannot start."""
+        began = time.monotonic()
+        log = self.directory / "logs" / "llm.log"
+        self._spawn("llm", [sys.executable, "-m", "controller.local.llm_server", "--cache", str(self.settings.cache)])
+        found: list[str] = []
+
+        def is_ready() -> bool:
+            lines = log.read_text(errors="replace").splitlines()
+            found[:] = [line.removeprefix(READY) for line in lines if line.startswith(READY)]
+            return bool(found)
+
+        self.wait_until(is_ready, 900.0, "The local model did not become ready")
+        self.progress(f"local model {MODEL_NAME} ready in {time.monotonic() - began:.1f} s")
+        return found[-1]
 
     def join_agents(self) -> None:
         """Spawn one process per emulated device, each enrolled with a one-time token of its own."""

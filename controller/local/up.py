@@ -25,6 +25,11 @@ def settings_from(arguments: argparse.Namespace) -> StackSettings:
         ray=arguments.ray,
         llm_base_url=arguments.llm_base_url,
         llm_model=arguments.llm_model,
+        llm_local=arguments.llm == "local",
+        llm_options=tuple(
+            f"--llm-{name}={getattr(arguments, f'llm_{name}'.replace('-', '_'))}"
+            for name in ("mode", "tokens-per-hour", "deadline", "price", "candidates")
+        ),
     )
 
 
