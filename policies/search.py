@@ -146,9 +146,10 @@ def search(
         if not len(beam.rows):
             return []
     found: dict[tuple[int, ...], float] = {}
+    rough = _rough(beam, yard)
     for state in range(len(beam.rows)):
-        rows, score = tuple(int(r) for r in beam.rows[state]), float(_rough(beam, yard)[state])
-        if state < 3:
+        rows, score = tuple(int(r) for r in beam.rows[state]), float(rough[state])
+        if state < 3 and len(tables) > 1:  # With one table the beam has seen every row.
             rows, score = _polish(rows, score, tables, yard, floor)
         found[rows] = score
     ranked = sorted((score, rows) for rows, score in found.items())

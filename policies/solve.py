@@ -100,7 +100,7 @@ def _plans(
     kinds = terrain.kinds()
     found = search(tables, yard, floor, s.full_predictions, kinds)
     top = math.prod(float(table.accuracy.max()) for table in tables)
-    if top > floor:
+    if top > max(floor, math.prod(float(table.accuracy.min()) for table in tables)):
         # The most accurate variants once more by themselves: they win where their score is hardly worse.
         found += search(tables, yard, top, s.full_predictions // 2, kinds)
     if not found:
@@ -113,7 +113,8 @@ def _plans(
             table.stage_plan(row, terrain) for table, row in zip(tables, rows, strict=True)))
         for rows in dict.fromkeys(rows for _, rows in found)
     ]  # fmt: skip
-    scored = [_scored(p, with_fallbacks(p, plan, _narrowed(p, spare or everybody, s.agents)), w) for plan in plans]
+    spares = _narrowed(p, spare or everybody, s.agents)
+    scored = [_scored(p, with_fallbacks(p, plan, spares), w) for plan in plans]
     return _loadable(p, scored, agents)
 
 
