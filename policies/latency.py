@@ -164,9 +164,9 @@ def pipeline(grid: Grid, alone: Track, stages: Sequence[Sequence[Track]]) -> Dis
     for queue, at in enumerate(owner):
         whole[at] *= spectra[len(tracks) + queue]
     reached = np.cumsum(_folded(np.fft.irfft(whole, 2 * grid.bins, axis=1), grid.bins), axis=1)
-    parts, at = [np.diff(reached[0], prepend=0.0)], 1
+    parts, at = [_steps(reached[0])], 1
     for stage in stages:
-        parts.append(np.diff(reached[at : at + len(stage)].prod(axis=0), prepend=0.0))
+        parts.append(_steps(reached[at : at + len(stage)].prod(axis=0)))
         at += len(stage)
     total = np.fft.irfft(np.fft.rfft(np.stack(parts), 2 * grid.bins, axis=1).prod(axis=0), 2 * grid.bins)
     return Distribution(grid, _folded(total[None], grid.bins)[0])
@@ -189,7 +189,14 @@ def _waits(grid: Grid, queues: Sequence[tuple[float, float]]) -> Floats:
 def _masses(reached: Floats) -> Floats:
     closed = np.minimum(reached, 1.0)
     closed[:, -1] = 1.0
-    return np.diff(closed, prepend=0.0, axis=1)
+    return _steps(closed)
+
+
+def _steps(reached: Floats) -> Floats:
+    """Masses of cumulated masses along the last axis; `np.diff` with `prepend`, without its copies."""
+    mass = reached.copy()
+    mass[..., 1:] -= reached[..., :-1]
+    return mass
 
 
 def _folded(wide: Floats, bins: int) -> Floats:

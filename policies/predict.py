@@ -7,12 +7,14 @@ agent's utilisation by all services), and a run. Answers return along the chain,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.costs import MAX_BUSY, CostModel, Load, PredictSettings, mean_wait_ms, required_rps
 from policies.decision import Prediction
@@ -284,7 +286,7 @@ def availability_of(
     if len(involved) > EXACT_AVAILABILITY_AGENTS:
         return math.prod(_alone(way, agents) for way in ways)
     up = np.array([_share_up(agents, agent) for agent in involved])
-    states = (np.arange(1 << len(involved))[:, None] >> np.arange(len(involved))) & 1 == 1
+    states = _up_and_down(len(involved))
     chance = np.where(states, up, 1.0 - up).prod(axis=1)
     column = {agent: at for at, agent in enumerate(involved)}
     for way in ways:
@@ -294,6 +296,14 @@ def availability_of(
         lanes = states[:, [column[a] for a in way.lane]].all(axis=1) * way.lane_links
         chance = chance * (lanes + (1.0 - lanes) * backed)
     return float(min(1.0, chance.sum()))
+
+
+@functools.cache
+def _up_and_down(count: int) -> npt.NDArray[np.bool_]:
+    """[2^count, count] every way in which so many agents are up or down."""
+    states: npt.NDArray[np.bool_] = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1 == 1
+    states.setflags(write=False)
+    return states
 
 
 @dataclass(frozen=True, slots=True)

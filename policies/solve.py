@@ -30,6 +30,9 @@ from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
 from sla.errors import InfeasibleError
 
+SPARE_PREDICTIONS = 4
+"""So many more plans are predicted in full than are asked for: the rough score may be wrong about the order of the best."""
+
 
 class SolverSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How far the solver looks."""
@@ -57,6 +60,7 @@ def candidates(
     Raises NotFoundError for an unknown service and InfeasibleError, naming the binding limit, when no plan is legal.
     """
     s = settings or SolverSettings()
+    s = msgspec.structs.replace(s, full_predictions=min(s.full_predictions, limit + SPARE_PREDICTIONS))
     p = predictor or Predictor(snapshot, service_id, predict_settings)
     everybody, rules = usable_agents(p), p.view.constraints
     w = shifted(weights or Weights(), rules)
