@@ -76,7 +76,7 @@ _SECRETS = (
     (re.compile(r"(?i)\b(?:bearer|token|password|passwd|secret|api[-_ ]?key|key)\b\s*[:=]?\s*[\w./+=-]{6,}"), "[secret]"),
     (re.compile(r"\b(?:sk|pk|ghp|xox[a-z])[-_][\w-]{8,}"), "[secret]"),
     (re.compile(r"\b(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{32,}={0,2}"), "[secret]"),
-    (re.compile(r"(?<![\w.])\+?\d[\d ()/-]{8,18}\d(?![\w.])"), "[number]"),
+    (re.compile(r"(?<![\w.])\+?\d[\d ()/-]{8,18}\d(?!\w|\.\d)"), "[number]"),
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from policies.decision import Proposal, Reason
 from policies.fleet import AgentView
 from policies.ids import ServiceId
 from policies.llm import (
+    Aliases,
     Malformed,
     Outcome,
     Question,
@@ -20,6 +21,7 @@ from policies.llm import (
     repair_refused,
 )
 from policies.llm_judge import judge
+from policies.llm_names import redacted
 from policies.llm_reply import MAX_RATIONALE, parse_reply
 from policies.snapshot import Snapshot
 from policies.solve import candidates
@@ -236,3 +238,46 @@ def test_the_repair_round_names_what_was_wrong_and_bounds_what_was_said(question
     refused = repair_refused(question, SELECT, [Reason(code="memory", text="agent rk-1 is full", agent=None)])
     assert "memory" in refused[3]["content"]
     assert "rk-1" not in refused[3]["content"]
+
+
+def test_a_prompt_about_a_thousand_agents_stays_small(demo: Demo, agent: Callable[..., AgentView]) -> None:
+    crowd = tuple(agent(f"n{i:04}", "rk3588", slowdown=2.0 + i / 1000, zone=f"zone-{i}") for i in range(1000))
+    asked = ask(demo(agents=crowd, contract={"intent": "x" * 500}), READER)
+    assert asked is not None
+    assert len(text_of(asked)) < 4 * 6_000
+    assert len(asked.named.agents) <= 24
+
+
+PLACED = {
+    "whole stages": ('[{"stage": "S2", "model": "M4", "agent": "A1"}]', True),
+    "blocks out of range": (
+        '[{"stage": "S2", "model": "M4", "lanes": [{"shards": [{"agent": "A1", "from": 0, "to": 99}]}]}]', False,
+    ),
+    "blocks backwards": (
+        '[{"stage": "S2", "model": "M4", "lanes": [{"shards": [{"agent": "A1", "from": 7, "to": 2}]}]}]', False,
+    ),
+    "half of the items": ('[{"stage": "S3", "model": "M7", "lanes": [{"percent": 50, "shards": [{"agent": "A1"}]}]}]', False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_places_are_plans_or_are_refused_with_a_typed_reason(demo: Demo, case: str) -> None:
+    stages, is_whole = PLACED[case]
+    asked = ask(demo(), READER)
+    assert asked is not None
+    judged = judge(parse(f'{{"action": "place", "stages": {stages}}}', asked), asked, demo())
+    assert judged.plan is not None
+    codes = {reason.code for reason in judged.reasons}
+    assert ("cover" in codes) is not is_whole
+    assert judged.suggestion is None or judged.regret <= 0.02 + 1e-9
+
+
+def test_names_that_people_use_are_hidden_in_free_text(demo: Demo, agent: Callable[..., AgentView]) -> None:
+    agents = (agent("cam-7", "rk3588", zone="site-b"), agent("cam-70", "rk3588", zone="site-c"))
+    aliases = Aliases(demo(agents=agents), READER)
+    assert aliases.hide("keep Site B low, CAM_70 and cam 7 are fine; becam-7s stay") == (
+        f"keep {aliases.zones['site-b']} low, A2 and A1 are fine; becam-7s stay"
+    )
+    assert redacted("mail a@b.example, call +49 30 1234567, see 10.0.0.7:80, key sk-abcdefgh12345, p99 1200 ms") == (
+        "mail [mail], call [number], see [address], [secret], p99 1200 ms"
+    )
