@@ -34,6 +34,7 @@ from policies.stability import (
     Solved,
     StabilitySettings,
     agreed,
+    calm_dwell_ms,
     disagreed,
     moved,
     nothing_changed,
@@ -308,7 +309,7 @@ class _Look:
         limits, now = self.settings.stability, self.snapshot.now_ms
         if not memory.is_risky and memory.keep_until_ms is not None and now < memory.keep_until_ms:
             return Reason(code="dwell", text="the advice to keep the running plan still holds")
-        if self._dwells(limits.risky_dwell_ms if memory.is_risky else limits.dwell_ms):
+        if self._dwells(limits.risky_dwell_ms if memory.is_risky else calm_dwell_ms(memory, now, limits)):
             return Reason(code="dwell", text="the running plan has not run long enough to be judged")
         if self._budget_spent():
             text = f"{limits.moves_per_hour} moves within the last hour are all that is allowed"

@@ -42,6 +42,11 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     """A plan runs at least this long before a better one may replace it ..."""
     risky_dwell_ms: float = 5_000.0
     """... or one with less risk."""
+    free_moves: int = 2
+    """After so many moves within an hour, each further one doubles the time that a plan runs before a merely better one may replace
+    it: where the world goes back and forth, going back is what may wait."""
+    max_dwell_ms: float = 900_000.0
+    """No dwell is doubled beyond this."""
     moves_per_hour: int = 12
     """Moves in any hour, not counting those after the loss of a device."""
     tie: float = 0.01
@@ -67,6 +72,8 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"A plan at risk must not be held longer than one that is not: risky_looks={self.risky_looks} of "
                 f"looks={self.looks}, risky_dwell_ms={self.risky_dwell_ms:g} of dwell_ms={self.dwell_ms:g}."
             )
+        if self.free_moves < 0:
+            raise SettingsError(f"free_moves={self.free_moves} must not be negative.")
         if self.worsened <= self.tie:
             raise SettingsError(
                 f"worsened={self.worsened} must be above tie={self.tie}: the noise of a plan's own score would count as risk."
@@ -147,6 +154,12 @@ def moved(memory: Memory, now_ms: float, contract: Contract, *, counts: bool) ->
     """After a move; `counts` tells whether it spends flap budget."""
     moves = (*recent_moves(memory, now_ms), *((now_ms,) if counts else ()))
     return Memory(contract=contract, last_move_ms=now_ms, moves_ms=moves)
+
+
+def calm_dwell_ms(memory: Memory, now_ms: float, settings: StabilitySettings) -> float:
+    """How long a plan runs before a merely better one may replace it: longer, the more moves the last hour saw."""
+    beyond = max(0, len(recent_moves(memory, now_ms)) - settings.free_moves)
+    return max(settings.dwell_ms, min(settings.max_dwell_ms, settings.dwell_ms * 2.0 ** min(beyond, 30)))
 
 
 def recent_moves(memory: Memory, now_ms: float) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
 from policies.snapshot import Snapshot
 from policies.solve import candidates
-from policies.stability import saw_risk
+from policies.stability import calm_dwell_ms, saw_risk
 from sla.contract import contract_from
 from sla.errors import SettingsError
 
@@ -287,3 +287,10 @@ def test_settings_that_must_oscillate_are_refused_with_the_reason(wrong: dict[st
 def test_a_look_back_longer_than_the_delay_is_refused() -> None:
     with pytest.raises(SettingsError, match="one before"):
         DecideSettings(stability=StabilitySettings(risky_dwell_ms=1_000.0))
+
+
+def test_where_the_world_goes_back_and_forth_going_back_waits_longer_each_time() -> None:
+    settings = StabilitySettings(dwell_ms=20_000.0, free_moves=2, max_dwell_ms=300_000.0)
+    waits = [calm_dwell_ms(Memory(moves_ms=(0.0,) * n), 1_000.0, settings) for n in range(8)]
+    assert waits == [20_000.0, 20_000.0, 20_000.0, 40_000.0, 80_000.0, 160_000.0, 300_000.0, 300_000.0]
+    assert calm_dwell_ms(Memory(moves_ms=(0.0,) * 8), 3_700_000.0, settings) == 20_000.0
