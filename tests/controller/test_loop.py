@@ -17,6 +17,7 @@ from controller.fleet import FleetRegistry
 from controller.llm import LlmAdvisor
 from controller.loop import ControlLoop
 from controller.records import AgentRecord
+from controller.replay import DecisionLog, Logged, log_bytes, log_from, replay, same_of
 from controller.rollout import Rollout, RolloutError
 from controller.settings import LlmSettings, LoopSettings, SuspicionSettings
 from controller.slis import Slis
@@ -405,3 +406,30 @@ def _on(plan: Plan, agent: AgentId) -> Plan:
         for stage in plan.stages
     )
     return msgspec.structs.replace(plan, stages=stages)
+
+
+async def test_what_a_plan_brought_is_noted_once_beside_what_was_predicted(world: World) -> None:
+    a = await world.enroll("a")
+    await world.promise()
+    await world.settle()
+    world.served(a, *([50.0] * 120))
+    await world.settle(looks=3)
+    (move,) = [r for r in await world.state.tail_decisions(20, READER) if r.decision.plan is not None]
+    assert move.outcome.startswith("its p99 was 50 ms over 120 requests, predicted were")
+
+
+async def test_the_loops_own_log_replays_bit_for_bit(world: World) -> None:
+    a = await world.enroll("a")
+    await world.promise()
+    await world.settle()
+    await world.enroll("b")
+    await world.settle(looks=3)
+    world.fleet.disconnected(a, world.connections[a])
+    world.clock.advance(60_000.0)
+    await world.settle(looks=3)
+    records = await world.state.tail_decisions(20, READER)
+    entries = [Logged(record=r, seen=await world.state.snapshot_of(READER, r.id)) for r in records]
+    log = log_from(log_bytes(DecisionLog(entries=tuple(entries))))
+    same, different, untried = same_of(replay(log))
+    assert (different, untried) == (0, 0)
+    assert same == len(records) >= 2
