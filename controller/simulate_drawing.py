@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -46,7 +47,7 @@ def _curve(label: str, values: Sequence[float], top: float) -> str:
 
 
 def _strip(name: str, result: Result, minutes: int, limit_ms: float, top: float) -> str:
-    """Green where the promise was kept, red where it was not, and the worst latency of each minute against the promise."""
+    """Green where the promise was kept, red where it was not; a bar where a new plan took over; and the worst latency of each minute."""
     step = WIDTH / minutes
     boxes = "".join(
         f'<rect x="{LEFT + step * at:.1f}" y="{top:.0f}" width="{step + 0.2:.2f}" height="{BAND:.0f}" '
@@ -55,8 +56,14 @@ def _strip(name: str, result: Result, minutes: int, limit_ms: float, top: float)
     )
     worst = np.minimum([m.worst_ms / limit_ms for m in result.minutes], 2.0)
     points = " ".join(f"{LEFT + step * (at + 0.5):.1f},{top + BAND * (1 - w / 2):.1f}" for at, w in enumerate(worst))
+    moves = "".join(
+        f'<line x1="{LEFT + step * at:.1f}" x2="{LEFT + step * at:.1f}" y1="{top - 6:.0f}" y2="{top + BAND:.0f}" stroke="{_LINE}" '
+        f'stroke-width="2"><title>plan {after.plan}</title></line>'
+        for at, (before, after) in enumerate(itertools.pairwise(result.minutes), start=1)
+        if before.plan != after.plan
+    )
     return (
-        f'{boxes}<text x="4" y="{top + 14:.0f}">{escape(name)}</text>'
+        f'{boxes}{moves}<text x="4" y="{top + 14:.0f}">{escape(name)}</text>'
         f'<text x="4" y="{top + 30:.0f}">{result.violation_minutes} min, {result.moves} moves</text>'
         f'<polyline fill="none" stroke="{_TEXT}" points="{points}"/>'
         f'<line x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{top + BAND / 2}" y2="{top + BAND / 2}" stroke="{_TEXT}" stroke-dasharray="3 3"/>'

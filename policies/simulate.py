@@ -10,6 +10,7 @@ the stage's first fallback that is up. A plan that was decided serves after the 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import math
@@ -69,6 +70,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     worst_ms: float = 0.0
     plan: int = 0
+    """Which plan ran when it began, counted from 1."""
     rtt_ms: float = 0.0
     is_violated: bool = False
 
@@ -136,6 +138,8 @@ class _Tally:
     moves: int = 0
     decisions: list[Decision] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    switched_ms: list[float] = field(default_factory=list)
+    """When each plan took over."""
     predicted_p99_ms: float | None = None
 
 
@@ -192,8 +196,9 @@ class Simulation:
             self.tally.predicted_p99_ms = choice.decision.prediction.p99_ms
         self._moving_until_ms = now + ready
 
-        def switch(_now: float) -> None:
+        def switch(at: float) -> None:
             self.running, self.since_plan = plan, []
+            self.tally.switched_ms.append(at)
             self.measured = {}
             self.tally.plans.append(plan)
 
@@ -426,7 +431,7 @@ def _minutes(sim: Simulation, done: list[tuple[float, float]]) -> tuple[Minute, 
         span = slice(60 * number, 60 * number + 60)
         found.append(
             Minute(
-                requests=len(times), late=late, failed=failed, rtt_ms=float(world.rtt_ms[span].mean()),
+                requests=len(times), plan=bisect.bisect_right(sim.tally.switched_ms, 60_000.0 * number), late=late, failed=failed, rtt_ms=float(world.rtt_ms[span].mean()),
                 worst_ms=max((ms for ms in times if math.isfinite(ms)), default=0.0),
                 is_violated=late + failed >= max(2, 0.01 * len(times)),
             )

@@ -45,7 +45,7 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     free_moves: int = 2
     """After so many moves within an hour, each further one doubles the time that a plan runs before a merely better one may replace
     it: where the world goes back and forth, going back is what may wait."""
-    max_dwell_ms: float = 900_000.0
+    max_dwell_ms: float = 1_800_000.0
     """No dwell is doubled beyond this."""
     moves_per_hour: int = 12
     """Moves in any hour, not counting those after the loss of a device."""
