@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from controller.dashboard.api import Answer, Api
+from controller.llm_views import AdviceOut, IntentOut, LlmReport
 from controller.views import AgentOut, DecisionOut, EventOut, PlanOut, SlaOut, StatusOut
 from sla.errors import RetryableError
 
@@ -29,6 +30,9 @@ _AGENTS = TypeAdapter(list[AgentOut])
 _PLANS = TypeAdapter(list[PlanOut])
 _DECISIONS = TypeAdapter(list[DecisionOut])
 _EVENTS = TypeAdapter(list[EventOut])
+_LLM = TypeAdapter(LlmReport)
+_ADVICES = TypeAdapter(list[AdviceOut])
+_INTENTS = TypeAdapter(list[IntentOut])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Reading:
     events: list[EventOut]
     read_at_s: float
     """The loop's clock, when the answers were in."""
+    llm: LlmReport | None = None
+    """None while the controller does not tell."""
+    advices: list[AdviceOut] = field(default_factory=list)
+    intents: list[IntentOut] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,9 @@ class Feed:
             self._get("/v1/decisions", limit=DECISIONS),
             self._get("/v1/events", limit=EVENTS),
         )
+        report, advices, intents = await asyncio.gather(
+            self.api.get("/v1/llm/report"), self.api.get("/v1/llm/advice"), self.api.get("/v1/intents")
+        )
         contracts = _SLAS.validate_json(slas)
         return Reading(
             status=_STATUS.validate_json(status),
@@ -166,6 +177,9 @@ class Feed:
             decisions=_DECISIONS.validate_json(decisions)[::-1],
             events=_EVENTS.validate_json(events)[::-1],
             read_at_s=_now_s(),
+            llm=_LLM.validate_json(report.content) if report.ok else None,
+            advices=_ADVICES.validate_json(advices.content) if advices.ok else [],
+            intents=_INTENTS.validate_json(intents.content) if intents.ok else [],
         )
 
     async def _running_plans(self, slas: list[SlaOut], newest: list[PlanOut]) -> dict[str, PlanOut]:

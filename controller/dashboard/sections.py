@@ -12,6 +12,7 @@ from controller.dashboard.dialogs import SlaDialog, TokenDialog, confirm, perfor
 from controller.dashboard.elements import LiveHtml, box, button, show_if
 from controller.dashboard.feed import FeedState, Reading
 from controller.dashboard.fragments import decision_list, event_list, plan_head, sla_body, sla_head
+from controller.dashboard.llm_section import LlmSection
 from controller.dashboard.plan_picture import agent_colours, plan_picture
 from controller.views import AgentOut, PlanOut, SlaOut
 
@@ -213,6 +214,7 @@ class LivePage:
         with self._content:
             self._services = Services(api, f"{cli} sla apply sla/examples/document-reader.json")
             self._agents = Agents(api, f"{cli} token create")
+            self._llm = LlmSection(api)
             self._history = History()
         self._content.set_visibility(False)
         self._shown: Reading | None = None
@@ -228,5 +230,6 @@ class LivePage:
             self._shown = reading
             self._services.show(reading)
             self._history.show(reading)
+            self._llm.show(reading.llm, reading.advices, reading.intents)
         self._agents.show(reading, state.age_s if state.error else 0.0)
         self._content.classes(**{"add" if state.error else "remove": "tg-stale"})

@@ -19,6 +19,7 @@ import uvicorn
 from controller.api import create_api
 from controller.auth import keys_with_admin
 from controller.dashboard import mount_dashboard
+from controller.llm_views import AdviceOut, ComparisonOut, IntentOut, LlmReport, SideOut, TimedOut
 from controller.views import (
     Admission,
     AgentOut,
@@ -108,6 +109,41 @@ _UNBOUND = SlaOut(
 )  # fmt: skip
 
 
+class CannedLlm:
+    """A model in the shadow, and an intent that waits for a person."""
+
+    def report(self, service: str | None = None) -> LlmReport:
+        side = SideOut(what="C2", predicted_p99_ms=2600.0, score=0.21)
+        comparison = ComparisonOut(
+            at_s=1_790_000_120.0, service_id="document-reader", epoch=7, mode="shadow", verdict="refused", reason="score-worse",
+            solver=side, llm=side, behind=0.1, regret=0.0, acted=False, rationale="<script>alert(2)</script>", measured_p99_ms=None,
+            prompt_tokens=900, output_tokens=60, cost=0.0, seconds=2.5,
+        )  # fmt: skip
+        return LlmReport(
+            mode="shadow", model="m", policy="solver, with llm m in its shadow", response_format="plain", asked=1, won=0, agreed=0,
+            refused={"score-worse": 1}, fallback={}, acted=0, win_rate=0.0, mean_behind=0.1, mean_regret=0.0, worst_regret=0.0,
+            prompt_tokens=900, output_tokens=60, cost=0.0, tokens_this_hour=960, tokens_per_hour=200_000, mean_seconds=2.5,
+            comparisons=[comparison],
+        )  # fmt: skip
+
+    def advices(self) -> list[AdviceOut]:
+        return []
+
+    def list_intents(self, service: str | None) -> list[IntentOut]:
+        rule = TimedOut(text="run nothing on imx93-<b>evil</b>, until 18:00", from_s=1.0, until_s=2.0)
+        return [
+            IntentOut(
+                id="ab12",
+                service_id="document-reader",
+                state="proposed",
+                by="llm",
+                said="",
+                created_s=1.0,
+                rules=[rule],
+            )
+        ]
+
+
 class CannedController:
     """What the API's routes need of a controller."""
 
@@ -115,6 +151,7 @@ class CannedController:
 
     def __init__(self, scene_file: Path) -> None:
         self._file = scene_file
+        self.llm = CannedLlm()
         self._pinned = False
         self._posted: list[str] = []
 

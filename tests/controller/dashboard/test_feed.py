@@ -108,7 +108,7 @@ async def test_many_pages_cost_as_much_as_one_and_none_costs_nothing() -> None:
             feed.listen(listener)
             feed.listen(listener)
         await _state(pages[-1], lambda state: state.reading is not None)
-        assert canned.asked == Counter(["status", "slas", "agents", "plans", "decisions", "events"])
+        assert canned.asked == Counter(["status", "slas", "agents", "plans", "decisions", "events", "intents"])
         assert all(len(page) == 1 for page in pages)
         for listener in listeners:
             feed.drop(listener)
