@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agents.messages import Activate, Address, Hello, Prepare, Release, Report, Route, ServiceReport, ShardFile
+from benchmarks.llm_server import Answer, LlmServer
 from controller.desired import Desired
 from controller.events import EventLog
 from controller.fleet import FleetRegistry
@@ -217,6 +218,26 @@ async def test_when_an_agent_of_the_plan_is_lost_another_one_takes_over_at_the_n
     record = (await world.state.tail_decisions(1, READER))[0].decision
     assert record.trigger == "agent-lost"
     assert world.epoch_at(b) == world.running.epoch
+
+
+@pytest.mark.parametrize("answer", [None, Answer(delay_s=60.0)], ids=["dead", "silent"])
+async def test_the_loss_of_a_device_does_not_wait_for_the_llm(world: World, answer: Answer | None) -> None:
+    async with LlmServer(lambda _: answer or Answer()) as server:
+        url = server.url if answer is not None else "http://127.0.0.1:9/v1"
+        settings = LlmSettings(base_url=url, model="m", mode="control", deadline_s=60.0)
+        advisor = world.loop._advisor = LlmAdvisor(settings, world.events, world.clock)
+        a, b = await world.enroll("a"), await world.enroll("b", slowdown=2.0)
+        await world.promise()
+        await world.settle(3)
+        if answer is not None:
+            async with asyncio.timeout(20):
+                await server.first.wait()
+        world.connections[a].abort()
+        await world.settle()
+        assert world.running.agents() == {b}
+        record = (await world.state.tail_decisions(1, READER))[0]
+        assert record.at_s == world.clock.wall_s()  # Decided at the look that noticed the loss: no time went by.
+        await advisor.close()
 
 
 async def test_the_loss_of_a_device_does_not_wait_for_a_plan_that_is_still_being_proven(world: World) -> None:
