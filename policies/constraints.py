@@ -57,7 +57,7 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True, tag="shift"):
 
 
 class KeepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="keep"):
-    """The running plan stays; only the loss of a device or a new contract moves it."""
+    """The running plan stays; only the loss of a device moves it, or a contract that it breaks in privacy, zone or accuracy."""
 
 
 Rule = Avoid | Prefer | Bound | Shift | KeepPlan
