@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from sla.sketch import LatencySketch
-
 from agents.messages import ServiceReport, ShardReport, StepReport
 from policies.ids import ServiceId
 from policies.plan import Span
+from sla.sketch import LatencySketch
 
 MAX_FAULTS = 32
 MAX_ENTRIES = 256

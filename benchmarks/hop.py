@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from benchmarks.common import Row
 
 from agents.identity import Identity
 from agents.messages import Done, Message, Probe
 from agents.wire import Connection, Tensors, connect, serve
+from benchmarks.common import Row
 from controller.pki import CertificateAuthority
 from policies.ids import AgentId
 
