@@ -35,19 +35,19 @@ def add_options(parser: argparse.ArgumentParser, *, positional: bool = False) ->
     parser.add_argument("--cloud", action="store_true", help="this agent runs in the cloud")
     parser.add_argument("--host", default="127.0.0.1", help="address of the peer door (always mutual TLS)")
     parser.add_argument("--advertise-host", default="", help="address that peers should dial, if it is another one")
-    parser.add_argument("--peer-port", type=_number(65535), default=0)
+    parser.add_argument("--peer-port", type=whole_number(0, 65535), default=0)
     parser.add_argument(
         "--ingress-host", default="127.0.0.1", help="address of the ingress; beyond loopback with --ingress-tls only"
     )
-    parser.add_argument("--ingress-port", type=_number(65535), default=0)
+    parser.add_argument("--ingress-port", type=whole_number(0, 65535), default=0)
     parser.add_argument(
         "--ingress-tls", action="store_true", help="mutual TLS at the ingress: clients need a certificate of this CA"
     )
     parser.add_argument(
-        "--memory-mb", type=_number(1 << 24), default=0, help="memory for shards (default: the platform's)"
+        "--memory-mb", type=whole_number(0, 1 << 24), default=0, help="memory for shards (default: the platform's)"
     )
-    parser.add_argument("--cache-mb", type=_number(1 << 24), default=4096, help="disk for cached shards")
-    parser.add_argument("--threads", type=_number(1024), default=1, help="threads of one shard's run")
+    parser.add_argument("--cache-mb", type=whole_number(0, 1 << 24), default=4096, help="disk for cached shards")
+    parser.add_argument("--threads", type=whole_number(0, 1024), default=1, help="threads of one shard's run")
     parser.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -57,11 +57,14 @@ def default_directory() -> str:
     return os.path.join(os.environ.get("TIDEGATE_DIR") or os.path.join(base, "tidegate"), "agent")
 
 
-def _number(highest: int) -> Callable[[str], int]:
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers for options: from `low` on, up to `high` if there is one."""
+
     def parse(text: str) -> int:
         value = int(text) if text.isascii() and text.isdigit() else -1
-        if not 0 <= value <= highest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {highest}")
+        if value < low or (high is not None and value > high):
+            wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
         return value
 
     return parse

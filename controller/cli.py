@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from agents.options import add_options
+from agents.options import add_options, whole_number
 from controller.llm_options import add_llm_commands, add_llm_options
 from sla.errors import TidegateError
 
@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _stack_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     demo = commands.add_parser("demo", help="run the main job on this machine, and report what held")
     _stack_options(demo)
-    demo.add_argument("--seconds", type=_at_least(10), default=60, help="how long requests are sent (default 60)")
+    demo.add_argument("--seconds", type=whole_number(10), default=60, help="how long requests are sent (default 60)")
     demo.add_argument("--report", metavar="FILE.json", help="write the report there")
     demo.add_argument("--keep", action="store_true", help="leave everything running afterwards, until Ctrl-C")
     demo.set_defaults(run=_demo)
@@ -129,8 +129,8 @@ def _agent_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser
     token_command = commands.add_parser("token", help="join tokens")
     token_actions = token_command.add_subparsers(required=True, metavar="ACTION")
     create = token_actions.add_parser("create", help="make one; it is shown once")
-    create.add_argument("--uses", type=_at_least(1), default=1)
-    create.add_argument("--ttl", type=_at_least(1), default=3600, metavar="SECONDS")
+    create.add_argument("--uses", type=whole_number(1), default=1)
+    create.add_argument("--ttl", type=whole_number(1), default=3600, metavar="SECONDS")
     create.add_argument("--note", default="")
     create.add_argument("--json", action="store_true")
     create.set_defaults(run=_call("token_create"))
@@ -239,7 +239,7 @@ def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         action.set_defaults(run=_call(f"plan_{name}"))
     explain = commands.add_parser("explain", help="the last decisions about a service, with their reasons")
     explain.add_argument("service", nargs="?")
-    explain.add_argument("--limit", type=_at_least(1), default=10)
+    explain.add_argument("--limit", type=whole_number(1), default=10)
     explain.add_argument("--json", action="store_true")
     explain.set_defaults(run=_call("explain"))
 
@@ -250,7 +250,7 @@ def _what_if_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     simulate.add_argument("--list", action="store_true", help="the built-in scenarios")
     simulate.add_argument("--policy", default="solver,static", metavar="A,B", help="which policies, or: all")
     simulate.add_argument("--seconds", type=float, help="play so much of it (default: as the scenario says)")
-    simulate.add_argument("--seed", type=_at_least(0), default=1)
+    simulate.add_argument("--seed", type=whole_number(0), default=1)
     simulate.add_argument("--traces", metavar="DIR", help="recorded traces (TIDEGATE_TRACES); made up without them")
     simulate.add_argument("--svg", metavar="FILE", help="draw it there")
     simulate.add_argument("--json", action="store_true")
@@ -258,7 +258,7 @@ def _what_if_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     replay = commands.add_parser("replay", help="make recorded decisions again, and lay another policy beside them")
     replay.add_argument("log", nargs="?", metavar="LOG", help="a file that --save wrote (default: ask the controller)")
     replay.add_argument("--service", help="whose decisions to ask the controller for")
-    replay.add_argument("--limit", type=_at_least(1), default=50)
+    replay.add_argument("--limit", type=whole_number(1), default=50)
     replay.add_argument("--save", metavar="FILE", help="keep the log there")
     replay.add_argument("--policy", help="also: what this policy would have done (solver or a baseline)")
     replay.add_argument("--html", metavar="FILE", help="write both side by side")
@@ -310,19 +310,6 @@ def _port(text: str) -> int:
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; accepted is 0 to 65535")
     return value
-
-
-def _at_least(low: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return value
-
-    return parse
 
 
 def state_dir() -> str:

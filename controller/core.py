@@ -173,11 +173,15 @@ class Controller:
     async def _start_cloud(self) -> None:
         if self.settings.cloud.ray == "none":
             return
-        secret = await self.state.create_token(ttl_s=86_400.0, uses=100, now_s=self.clock.wall_s(), note="cloud agents")
+        # A local actor keeps its identity in its directory; on a cluster Ray may restart it on a machine that has none.
+        uses = 1 if self.settings.cloud.ray == "local" else 100
+        now_s = self.clock.wall_s()
         offers = [
             JoinOffer(
                 controller=self.door_url,
-                token=secret,
+                token=await self.state.create_token(
+                    ttl_s=86_400.0, uses=uses, now_s=now_s, note=f"cloud agent {number}"
+                ),
                 ca_fingerprint=self.ca.fingerprint,
                 directory=self.settings.directory / f"cloud-{number}",
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from agents.options import whole_number
+
 Call = Callable[[str, str], Callable[[argparse.Namespace], int]]
 
 
@@ -16,12 +18,12 @@ def add_llm_options(parser: argparse.ArgumentParser) -> None:
         default="shadow",
         help="shadow: asked and recorded, never acts (default); advise: a person confirms; control: the gate is enough",
     )
-    parser.add_argument("--llm-tokens-per-hour", type=_from(0), default=200_000, metavar="N")
+    parser.add_argument("--llm-tokens-per-hour", type=whole_number(0), default=200_000, metavar="N")
     parser.add_argument(
-        "--llm-deadline", type=_from(1), default=10, metavar="SECONDS", help="the loop never waits for it"
+        "--llm-deadline", type=whole_number(1), default=10, metavar="SECONDS", help="the loop never waits for it"
     )
     parser.add_argument(
-        "--llm-candidates", type=_from(1), default=8, help="plans that it is shown; fewer for a small model"
+        "--llm-candidates", type=whole_number(1), default=8, help="plans that it is shown; fewer for a small model"
     )
     parser.add_argument("--llm-price", type=float, default=0.0, help="of a million tokens, for the report")
 
@@ -35,7 +37,7 @@ def add_llm_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     advice = actions.add_parser("advice", help="what it advises and waits for you to accept (mode advise)")
     replay = actions.add_parser("replay", help="decide the recorded exchanges again, without the endpoint")
     replay.add_argument("service")
-    replay.add_argument("--limit", type=_from(1), default=20)
+    replay.add_argument("--limit", type=whole_number(1), default=20)
     for name in ("accept", "dismiss"):
         action = actions.add_parser(name, help=f"{name} an advice")
         action.add_argument("id")
@@ -55,8 +57,8 @@ def add_llm_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "--only", action="append", default=[], metavar="STAGE=MODEL[,MODEL]", help="bound a stage's variants"
     )
     add.add_argument("--keep", action="store_true", help="move nothing unless a device is lost")
-    add.add_argument("--minutes", type=_from(1), default=60, help="how long, at most 1440 (default 60)")
-    add.add_argument("--starts-in", type=_from(0), default=0, metavar="MINUTES")
+    add.add_argument("--minutes", type=whole_number(1), default=60, help="how long, at most 1440 (default 60)")
+    add.add_argument("--starts-in", type=whole_number(0), default=0, metavar="MINUTES")
     add.add_argument("--yes", action="store_true", help="confirm at once what was understood")
     listing = intents.add_parser("list", help="proposed, in force, ended")
     listing.add_argument("service", nargs="?")
@@ -67,16 +69,3 @@ def add_llm_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
         action = intents.add_parser(name, help=text)
         action.add_argument("id")
         action.set_defaults(run=call(f"intent_{name}", "llm_commands"))
-
-
-def _from(low: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return value
-
-    return parse
