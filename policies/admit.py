@@ -88,7 +88,7 @@ def plan_faults(plan: Plan, p: Predictor, trigger: Trigger = "better-plan") -> l
     models, spec = p.costs.snapshot.models, p.view.spec
     if cover := cover_faults(plan, spec, models):
         return [Reason(code="cover", text=fault) for fault in cover[:MAX_REASONS]]
-    faults = [*_agents(plan, p), *_places(plan, p), *_accuracy(plan, p)]
+    faults = [*_agents(plan, p), *_places(plan, p), *_files(plan, p), *_accuracy(plan, p)]
     if trigger not in URGENT and not faults:
         faults += _links(plan, p)
     return faults[:MAX_REASONS]
@@ -164,6 +164,20 @@ def _place(p: Predictor, stage: OnnxStage, name: AgentId, span: Span) -> Iterato
     elif stage.raw and span.start == 0 and not may_see_raw(agent, contract):
         text = f"the raw input of stage {stage.name} may not leave the edge, but its first block is on {name}"
         yield Reason(code="privacy", text=text, agent=name, stage=stage.name)
+
+
+def _files(plan: Plan, p: Predictor) -> Iterator[Reason]:
+    """Shards, and whole models of fallbacks, whose file would be larger than one may be."""
+    for stage in plan.stages:
+        sums = p.costs.sums(stage.model)
+        spans = {(shard.agent, shard.blocks) for lane in stage.lanes for shard in lane.shards}
+        for agent, blocks in sorted(spans | {(agent, sums.whole) for agent in stage.fallback}):
+            if not sums.fits_one_file(blocks):
+                text = (
+                    f"blocks {blocks.start} to {blocks.stop} of {stage.model} have {sums.pushed(blocks) / 1e6:.4g} MB; "
+                    f"one shard may have {sums.model.shard_limit_bytes / 1e6:.4g}"
+                )
+                yield Reason(code="shard-size", text=text, agent=agent, stage=stage.stage)
 
 
 def _accuracy(plan: Plan, p: Predictor) -> Iterator[Reason]:

@@ -90,6 +90,21 @@ class ProfileSums:
         """Bytes to send to an agent that lacks these blocks; as many as they use in memory where the files' sizes are not known."""
         return int(self.file_bytes[span.stop] - self.file_bytes[span.start])
 
+    def fits_one_file(self, span: Span) -> bool:
+        """Whether these blocks can be one shard; always, unless the model is larger than one file may be."""
+        return not self.model.shard_limit_bytes or self.pushed(span) <= self.model.shard_limit_bytes
+
+    def files(self, span: Span) -> tuple[Span, ...]:
+        """The fewest consecutive runs of these blocks that each fit into one file (or are a single block)."""
+        runs = [Span(span.start, span.start + 1)]
+        for block in range(span.start + 1, span.stop):
+            longer = Span(runs[-1].start, block + 1)
+            if self.fits_one_file(longer):
+                runs[-1] = longer
+            else:
+                runs.append(Span(block, block + 1))
+        return tuple(runs)
+
     def bytes_before(self, block: int) -> int:
         """Bytes per item that a shard starting at `block` is sent."""
         return self.model.input_bytes_per_item if block == 0 else self.model.blocks[block - 1].cut_bytes_per_item

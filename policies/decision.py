@@ -11,7 +11,7 @@ from policies.plan import Plan
 
 Trigger = Literal["contract", "agent-lost", "agent-joined", "risk", "better-plan", "operator", "link", "start"]
 ReasonCode = Literal[
-    "cover", "unknown-agent", "agent-not-live", "memory", "privacy", "accuracy", "zone", "stale", "throughput",
+    "cover", "unknown-agent", "agent-not-live", "memory", "shard-size", "privacy", "accuracy", "zone", "stale", "throughput",
     "score-worse", "flap-budget", "dwell", "gain-too-small", "not-agreed", "pinned", "no-candidate", "malformed",
     "llm-unavailable", "llm-late", "risk", "agent-lost", "better", "first-plan", "operator",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who runs a stage when one of its lanes fails: up to two agents that can each run all of it."""
+"""What completes a placement: shards that fit into files, and who runs a stage when one of its lanes fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from policies.costs import CostModel, ProfileSums
 from policies.fleet import AgentView
 from policies.ids import AgentId
 from policies.limits import held_by, may_hold, usable_bytes
@@ -19,19 +20,21 @@ LANE_PENALTY = 2.0
 
 
 def with_fallbacks(predictor: Predictor, plan: Plan, agents: Sequence[AgentView]) -> Plan:
-    """`plan` with the fallbacks of every stage chosen anew among `agents`, as far as memory allows.
+    """`plan` with the fallbacks of every stage chosen anew among `agents`, as far as memory allows, and its shards `in_files`.
 
     At least one of them is outside the stage's lanes when there is such an agent with room; two distinct agents are
     chosen when there are, so that no single failure takes the lane and every fallback.
     """
     specs = {stage.name: stage for stage in predictor.view.spec.onnx_stages()}
-    stages = [msgspec.structs.replace(stage, fallback=()) for stage in plan.stages]
+    stages = [msgspec.structs.replace(stage, fallback=()) for stage in in_files(predictor.costs, plan).stages]
     held = {a: dict(files) for a, files in held_by(predictor.costs, predictor.view, _with(plan, stages)).items()}
     free = {a.id: usable_bytes(a, predictor.settings) - predictor.foreign_memory.get(a.id, 0) for a in agents}
     for at in sorted(range(len(stages)), key=lambda at: -_params(predictor, stages[at])):
         stage = stages[at]
         spec = specs[stage.stage]
         sums = predictor.costs.sums(stage.model)
+        if not sums.fits_one_file(sums.whole):
+            continue  # A fallback holds the whole model as one shard.
         items = predictor.costs.items(predictor.view, spec)
         size = int(sums.param_bytes[-1]) + int(sums.model.activation_bytes * max(1.0, items))
         file = (stage.model, 0, sums.whole.stop)
@@ -46,6 +49,21 @@ def with_fallbacks(predictor: Predictor, plan: Plan, agents: Sequence[AgentView]
                 break
         stages[at] = msgspec.structs.replace(stage, fallback=tuple(chosen))
     return _with(plan, stages)
+
+
+def in_files(costs: CostModel, plan: Plan) -> Plan:
+    """`plan` with each shard whose file would be too large as several on the same agent, one after the other."""
+    return _with(plan, [_in_files(costs.sums(stage.model), stage) for stage in plan.stages])
+
+
+def _in_files(sums: ProfileSums, stage: StagePlan) -> StagePlan:
+    if not sums.model.shard_limit_bytes:
+        return stage
+    lanes = []
+    for lane in stage.lanes:
+        shards = (msgspec.structs.replace(s, blocks=run) for s in lane.shards for run in sums.files(s.blocks))
+        lanes.append(msgspec.structs.replace(lane, shards=tuple(shards)))
+    return msgspec.structs.replace(stage, lanes=tuple(lanes))
 
 
 def _ranked(

@@ -45,6 +45,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is only one block, if there is only one."""
     split_until: int | None = None
     """The first block that mixes items: those before it were proven to act item by item. None if that was not looked for."""
+    shard_limit_bytes: int = 0
+    """No file of its blocks may be larger, so it must be placed as several shards; 0 if all of it fits into one file."""
 
 
 class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):

@@ -106,6 +106,11 @@ def build_graph(model: Any, name: str, *, weights: Path | None = None) -> Graph:
     )
 
 
+def shard_limit_bytes(graph: Graph) -> int:
+    """The most that a file of its blocks may have, for a model that one file cannot hold; 0 for others."""
+    return 0 if graph.weights is None else MAX_MODEL_BYTES
+
+
 def metadata(source: Path | bytes, name: str) -> dict[str, str]:
     """The model's custom metadata, e.g. `character` of the recognition models (their symbols, one per line)."""
     return {entry.key: entry.value for entry in read_model(source, name)[0].metadata_props}

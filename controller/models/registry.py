@@ -25,7 +25,7 @@ from agents.wire import encode_tensors
 from controller.models.blobs import BlobStore, content_hash, write_atomically
 from controller.models.examining import Examination, examine
 from controller.models.extraction import Declaration, extract, piece, serialise
-from controller.models.graph import build_graph, read_file, read_model
+from controller.models.graph import build_graph, read_file, read_model, shard_limit_bytes
 from controller.models.layout import Partition, assemble
 from controller.models.packages import Progress
 from controller.models.proving import Proof
@@ -189,6 +189,7 @@ class ModelRegistry:
             name=ModelName(name), sha256=self._blobs.put(content), blocks=found.blocks, input_bytes_per_item=found.input_bytes,
             split_axis=axis if found.split else None, activation_bytes=found.activation_bytes,
             atomic_reason=found.cut.atomic_reason, split_until=found.split_until,
+            shard_limit_bytes=shard_limit_bytes(graph),
         )  # fmt: skip
         return Record(
             key=key, self_contained=self_contained, weights=str(graph.weights or ""), profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,

@@ -41,6 +41,7 @@ def test_a_model_that_no_file_can_hold_is_cut_into_shards_that_can(large: Path, 
     profile = registry.add("large", large, axis="patch")
     assert profile.split_axis == "patch"
     assert len(profile.blocks) == 6
+    assert profile.shard_limit_bytes == LIMIT
     assert all(16_384 < block.file_bytes < LIMIT for block in profile.blocks)
     sample = generate_sample(graph.build_graph(mlp, "it"), 3, "it")
     values = dict(sample)
