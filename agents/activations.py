@@ -6,7 +6,8 @@ What a format costs in accuracy is measured per model by the controller before a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +29,14 @@ def pack(tensors: Mapping[str, np.ndarray], how: ActivationFormat) -> tuple[dict
         if smaller is not None:
             packed.append(name)
     return sent, tuple(packed)
+
+
+def packed_bytes(shape: Sequence[int], how: ActivationFormat) -> int:
+    """Bytes of a float32 tensor of this shape as it is sent, if its values can take the format."""
+    plain = 4 * math.prod(shape)
+    if how == "fp32" or plain < _WORTH_BYTES:
+        return plain
+    return plain // 2 if how == "fp16" else plain // 4 + 4 * math.prod(shape[:-1])
 
 
 def unpack(tensors: Mapping[str, np.ndarray], packed: Iterable[str]) -> dict[str, np.ndarray]:

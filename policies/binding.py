@@ -15,7 +15,7 @@ from policies.plan import GRAIN, Lane, Plan
 from policies.predict import Predictor, availability_of
 from policies.prices import Prices, cost_per_1k
 from policies.score import Scored
-from policies.service import PythonStage
+from policies.service import OnnxStage, PythonStage
 from sla.contract import SHARE_OF, Percentile, percent
 
 Dimension = Literal["latency", "throughput", "availability", "accuracy", "privacy", "zones", "memory", "energy", "cost", "fleet", "several"]  # fmt: skip
@@ -114,7 +114,8 @@ def where_time_goes(p: Predictor, plan: Plan) -> list[Part]:
         elif stage.name in planned:
             items = p.costs.items(p.view, stage)
             lanes = [
-                _lane_parts(p, planned[stage.name].model, lane, items, loads) for lane in planned[stage.name].lanes
+                _lane_parts(p, stage, planned[stage.name].model, lane, items, loads)
+                for lane in planned[stage.name].lanes
             ]
             parts += max(lanes, key=lambda lane: sum(part.ms for part in lane))
     return sorted(parts, key=lambda part: -part.ms)
@@ -205,7 +206,9 @@ def _availability(p: Predictor, entry: Scored) -> Binding:
     )  # fmt: skip
 
 
-def _lane_parts(p: Predictor, model: ModelName, lane: Lane, items: float, loads: dict[AgentId, Load]) -> list[Part]:
+def _lane_parts(
+    p: Predictor, stage: OnnxStage, model: ModelName, lane: Lane, items: float, loads: dict[AgentId, Load]
+) -> list[Part]:
     sums = p.costs.sums(model)
     share = items * len(lane.share) / GRAIN
     answer = share * sums.bytes_before(sums.whole.stop)
@@ -214,8 +217,9 @@ def _lane_parts(p: Predictor, model: ModelName, lane: Lane, items: float, loads:
     for shard in lane.shards:
         if shard.agent != at:
             link = p.costs.link(at, shard.agent)
-            size = share * sums.bytes_before(shard.blocks.start) + answer
-            ms = link.rtt_ms + 1000.0 * size / max(link.bandwidth_bytes_per_s, 1.0)
+            size = share * sums.bytes_before(shard.blocks.start, stage.activations) + answer
+            ms = share * sums.convert_ms(shard.blocks.start, stage.activations) + link.rtt_ms
+            ms += 1000.0 * size / max(link.bandwidth_bytes_per_s, 1.0)
             name = f"{at} to {shard.agent}"
             parts.append(Part(ms=ms, words=f"link {name} (stage {shard.stage})", stage=shard.stage, link=name))
         run = p.costs.run_ms(shard.stage, model, shard.agent, shard.blocks, share)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,9 +19,12 @@ from policies.fleet import AgentView, LinkView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.latency import Floats
 from policies.plan import GRAIN, Plan, Span
-from policies.service import ModelProfile, OnnxStage, PythonStage
+from policies.service import ActivationFormat, ModelProfile, OnnxStage, PythonStage
 from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
 from sla.errors import NotFoundError
+
+CONVERT_MS_PER_MB: Final[dict[ActivationFormat, float]] = {"fp32": 0.0, "fp16": 2.5, "int8": 0.6}
+"""Packing and unpacking 1 MB of float32 on one core; measured by `agents.activations` on the machine of docs/benchmarks.md."""
 
 
 class PredictSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +109,21 @@ class ProfileSums:
                 runs.append(Span(block, block + 1))
         return tuple(runs)
 
-    def bytes_before(self, block: int) -> int:
-        """Bytes per item that a shard starting at `block` is sent."""
-        return self.model.input_bytes_per_item if block == 0 else self.model.blocks[block - 1].cut_bytes_per_item
+    def bytes_before(self, block: int, how: ActivationFormat = "fp32") -> int:
+        """Bytes per item that a shard starting at `block` is sent, where shards of a chain send values as `how`.
+
+        The model's inputs (block 0) and outputs (behind the last block) always travel as they are.
+        """
+        if block == 0:
+            return self.model.input_bytes_per_item
+        before = self.model.blocks[block - 1]
+        is_inner = block < len(self.model.blocks)
+        return before.cut_bytes_as.get(how, before.cut_bytes_per_item) if is_inner else before.cut_bytes_per_item
+
+    def convert_ms(self, block: int, how: ActivationFormat) -> float:
+        """Time per item to pack what crosses the cut before `block`, and to unpack it behind."""
+        is_inner = 0 < block < len(self.model.blocks)
+        return CONVERT_MS_PER_MB[how] * self.bytes_before(block) / 1e6 if is_inner else 0.0
 
     @property
     def whole(self) -> Span:

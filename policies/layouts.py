@@ -20,7 +20,7 @@ from policies.ids import AgentId
 from policies.latency import Floats
 from policies.limits import may_hold
 from policies.plan import GRAIN, Lane, Span, StagePlan, make_lane
-from policies.service import OnnxStage
+from policies.service import ActivationFormat, OnnxStage
 from policies.snapshot import ServiceView
 
 Ints = npt.NDArray[np.int64]
@@ -175,7 +175,7 @@ def chains_of(
     if not parts:
         return None
     head, tail, cut = (np.concatenate([part[at] for part in parts]) for at in range(3))
-    return _priced(head, tail, cut, sums, terrain, hop_overhead_ms)
+    return _priced(head, tail, cut, sums, terrain, hop_overhead_ms, stage.activations)
 
 
 def choose_cuts(sums: ProfileSums) -> list[int]:
@@ -190,10 +190,19 @@ def choose_cuts(sums: ProfileSums) -> list[int]:
     return sorted(min(group, key=sums.bytes_before) for group in buckets.values())
 
 
-def _priced(head: Ints, tail: Ints, cut: Ints, sums: ProfileSums, terrain: Terrain, hop_overhead_ms: float) -> Chains:
+def _priced(
+    head: Ints,
+    tail: Ints,
+    cut: Ints,
+    sums: ProfileSums,
+    terrain: Terrain,
+    hop_overhead_ms: float,
+    how: ActivationFormat,
+) -> Chains:
     rows, count, blocks = np.arange(len(head)), len(terrain.agents), sums.whole.stop
     two = (head != tail).astype(np.float64)
-    per_cut = np.array([float(sums.bytes_before(b)) for b in range(blocks + 1)])
+    per_cut = np.array([float(sums.bytes_before(b, how)) for b in range(blocks + 1)])
+    convert = np.array([sums.convert_ms(b, how) for b in range(blocks + 1)])
     answer = per_cut[blocks]
 
     def spread(prefix: Floats, factor: Floats) -> Floats:
@@ -212,7 +221,7 @@ def _priced(head: Ints, tail: Ints, cut: Ints, sums: ProfileSums, terrain: Terra
         busy_fixed=spread(sums.fixed_ms, terrain.factor),
         busy_item=spread(sums.per_item_ms, terrain.factor),
         delay_fixed=terrain.rtt[count, head] + two * terrain.rtt[head, tail] + hop_overhead_ms * (1.0 + two),
-        delay_item=first + second,
+        delay_item=first + second + two * convert[cut],
         jitter_variance=terrain.jitter_variance[count, head] + two * terrain.jitter_variance[head, tail],
         link_item=np.maximum(first, second),
         params=spread(sums.param_bytes, ones),

@@ -43,7 +43,8 @@ def work_of(p: Predictor, stage: OnnxStage, model: ModelName, terrain: Terrain) 
     """One stage as a chain to place, under the load that the service must carry."""
     sums, agents = p.costs.sums(model), terrain.agents
     items, overhead, count = p.costs.items(p.view, stage), p.settings.hop_overhead_ms, len(terrain.agents)
-    cut = items * np.array([float(sums.bytes_before(b)) for b in range(sums.whole.stop + 1)])
+    cut = items * np.array([float(sums.bytes_before(b, stage.activations)) for b in range(sums.whole.stop + 1)])
+    convert = items * np.array([sums.convert_ms(b, stage.activations) for b in range(sums.whole.stop + 1)])
     cut[:-1] += cut[-1]  # answers come back along the chain
     reference = sums.fixed_ms + items * sums.per_item_ms
     head = np.array([may_hold(a, p.view.contract, stage, sums.whole) for a in agents])
@@ -55,7 +56,7 @@ def work_of(p: Predictor, stage: OnnxStage, model: ModelName, terrain: Terrain) 
         params=_params(sums),
         active=sums.model.activation_bytes * max(1.0, items),
         enter=np.where(head, terrain.rtt[count] + enter_busy + overhead, np.inf),
-        hop=np.where(tail[None, :, None], terrain.rtt[:count, :, None] + hop_busy + overhead, np.inf),
+        hop=np.where(tail[None, :, None], terrain.rtt[:count, :, None] + hop_busy + convert + overhead, np.inf),
         enter_busy=enter_busy,
         hop_busy=hop_busy,
         rate=p.rate_rps / 1000.0,

@@ -157,10 +157,13 @@ class Predictor:
         sums = self.costs.sums(planned.model)
         share = items * len(lane.share) / GRAIN
         answer_bytes = share * sums.bytes_before(sums.whole.stop)
+        how = self._stages[planned.stage].activations
         time = _LaneTime()
         at = self.entry if self.entry is not None else lane.shards[0].agent
         for shard in lane.shards:
-            sent = share * sums.bytes_before(shard.blocks.start)
+            sent = share * sums.bytes_before(shard.blocks.start, how)
+            if at != shard.agent:
+                time.mean_ms += share * sums.convert_ms(shard.blocks.start, how)
             self._cross(at, shard.agent, sent + answer_bytes, time, totals)
             run = self.costs.run_ms(planned.stage, planned.model, shard.agent, shard.blocks, share)
             time.mean_ms += run + self.settings.hop_overhead_ms

@@ -26,6 +26,8 @@ class BlockProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that cross the cut after this block, per item (for the last block: the model's outputs)."""
     file_bytes: int = 0
     """Size of the block as a file, which is what is pushed to an agent; 0 if it was not noted."""
+    cut_bytes_as: dict[ActivationFormat, int] = {}
+    """The same bytes per item where values travel in fewer bits; a format that is not noted is as large as fp32."""
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -285,7 +285,9 @@ class Simulation:
     ) -> None:  # fmt: skip
         """Carry a lane's items to its next shard, run it there, and go on; after the last one, back."""
         sums, shard = self.sums[planned.model], lane.shards[number]
-        there = self._carried(at, shard.agent, items * sums.bytes_before(shard.blocks.start), now)
+        start, how = shard.blocks.start, stage.activations
+        ready = now + (items * sums.convert_ms(start, how) if at != shard.agent else 0.0)
+        there = self._carried(at, shard.agent, items * sums.bytes_before(start, how), ready)
 
         def run(arrived: float) -> None:
             ms = sums.run_ms(shard.blocks, items)

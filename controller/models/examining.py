@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
+from agents.activations import packed_bytes
 from controller.models.cutting import partition
 from controller.models.extraction import Declaration, declare, loosened, piece
 from controller.models.graph import Graph
@@ -17,8 +20,9 @@ from controller.models.samples import first_item
 from controller.models.sanity import check_outputs
 from controller.models.scopes import layer_edges
 from controller.models.sessions import Arrays, open_session, run
-from policies.service import Axis, BlockProfile
+from policies.service import ActivationFormat, Axis, BlockProfile
 
+_FEWER_BITS: tuple[ActivationFormat, ...] = ("fp16", "int8")
 RESIDENT_FACTOR = 2.0
 """ONNX Runtime keeps weights about twice (as loaded, and packed for its kernels); measured 1.9 to 2.4 on the models of the zoo."""
 ARENA_FACTOR = 2.5
@@ -139,9 +143,18 @@ def _profiles(
                 param_bytes=int(RESIDENT_FACTOR * _weight_bytes(cut, seen, block, constant)),
                 cut_bytes_per_item=sum(seen.values[key].size_bytes for key in leaving if key in seen.values),
                 file_bytes=file_bytes[block],
+                cut_bytes_as={} if last else {how: _bytes_as(seen, leaving, how) for how in _FEWER_BITS},
             )
         )
     return tuple(profiles)
+
+
+def _bytes_as(seen: Observation, names: Iterable[str], how: ActivationFormat) -> int:
+    """Bytes of the named values where those of float32 travel as `how`."""
+    facts = [seen.values[name] for name in names if name in seen.values]
+    return sum(
+        packed_bytes(fact.shape, how) if fact.elem_type == TensorProto.FLOAT else fact.size_bytes for fact in facts
+    )
 
 
 def _line(one_ms: float, many_ms: float | None, items: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agents.activations import pack, unpack
+from agents.activations import pack, packed_bytes, unpack
 from sla.errors import InvalidInputError
 
 
@@ -69,3 +69,11 @@ async def test_a_chain_sends_fewer_bits_and_stays_close(fleet, items, how):
     found = (await first.driver.infer("tiny-service", {"x": x}, 5000)).tensors["y"]
     assert not np.array_equal(found, expected)
     assert np.abs(found - expected).max() / np.abs(expected).max() < 0.02
+
+
+@pytest.mark.parametrize("how", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("shape", [(2, 3), (4, 16, 64), (1, 8, 33), (300,), (256, 1)])
+def test_the_size_that_is_foretold_is_the_size_that_is_sent(how, shape):
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    sent, _ = pack({"h": x}, how)
+    assert sum(tensor.nbytes for tensor in sent.values()) == packed_bytes(shape, how)
