@@ -182,7 +182,7 @@ def _files(plan: Plan, p: Predictor) -> Iterator[Reason]:
 
 def _accuracy(plan: Plan, p: Predictor) -> Iterator[Reason]:
     floor = p.view.contract.accuracy_floor
-    reached = accuracy_of(p.costs, (stage.model for stage in plan.stages))
+    reached = accuracy_of(p.costs, p.view, plan)
     if floor is not None and reached < floor - 1e-9:
         yield Reason(code="accuracy", text=f"its models reach accuracy {reached:.3g}, below the floor {floor:g}")
 

@@ -88,7 +88,7 @@ def _placed(name: str, place: Place, snapshot: Snapshot, service_id: ServiceId) 
 
 def _stage(p: Predictor, stage: OnnxStage, place: Place, agents: list[AgentView]) -> StagePlan:
     """One lane with the most accurate variant. Raises InfeasibleError when no agent may see the stage's input."""
-    model = max(stage.variants, key=lambda m: p.costs.sums(m).model.accuracy)
+    model = max(stage.variants, key=lambda m: stage.accuracy(p.costs.sums(m).model))
     hops = place(p, stage, model, agents)
     lane = make_lane(stage.name, model, None, WHOLE_AXIS, hops)
     return StagePlan(stage=stage.name, model=model, axis=None, lanes=(lane,))

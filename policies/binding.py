@@ -87,7 +87,7 @@ def hard_binding(p: Predictor, error: str) -> Binding:
     if not allowed:
         in_zone = not contract.zones or any(a.zone in contract.zones for a in fresh)
         return Binding(dimension="privacy" if in_zone else "zones", text=error)
-    best = {s.name: max(p.costs.sums(m).model.accuracy for m in s.variants) for s in spec.onnx_stages()}
+    best = {s.name: max(s.accuracy(p.costs.sums(m).model) for m in s.variants) for s in spec.onnx_stages()}
     if math.prod(best.values()) < (contract.accuracy_floor or 0.0) - 1e-9:
         worst = min(best, key=lambda name: best[name])
         return Binding(

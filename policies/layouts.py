@@ -246,7 +246,10 @@ def table_of(
         splittable = stage.axis is not None and sums.model.split_axis is not None and round(items) >= 2
         layouts = _combinations(chains, items, splittable)
         layouts[:, 0] = stage.variants.index(name)
-        parts.append(_costs_of(layouts, chains, sums, items, costs.settings.run_variation))
+        reached = stage.accuracy(sums.model)
+        parts.append(
+            (*_costs_of(layouts, chains, sums, items, costs.settings.run_variation), np.full(len(layouts), reached))
+        )
         lanes.append(layouts)
         names.append(name)
         kept.append(chains)
@@ -254,7 +257,7 @@ def table_of(
         return None
     by_variant = dict(zip(names, kept, strict=True))
     chains_by_index = tuple(by_variant.get(name, kept[0]) for name in stage.variants)
-    busy, delay, variance, jitter, link, memory, accuracy, hops = (
+    busy, delay, variance, jitter, link, memory, hops, accuracy = (
         np.concatenate([p[at] for p in parts]) for at in range(8)
     )
     return Table(
@@ -328,7 +331,7 @@ def _share_end(count: int, whole: int) -> int:
 
 
 def _costs_of(layouts: Ints, chains: Chains, sums: ProfileSums, items: float, variation: float) -> tuple[Floats, ...]:
-    """The columns of `Table`, from `busy` to `hops`."""
+    """The columns of `Table`, from `busy` to `hops`, without `accuracy`."""
     count, agents = len(layouts), chains.busy_fixed.shape[1]
     busy, memory = np.zeros((count, agents)), np.zeros((count, agents))
     delay, variance, jitter, link, hops = (np.zeros(count) for _ in range(5))
@@ -357,4 +360,4 @@ def _costs_of(layouts: Ints, chains: Chains, sums: ProfileSums, items: float, va
         jitter[rows] = np.maximum(jitter[rows], chains.jitter_variance[c])
         link[rows] = np.maximum(link[rows], share * chains.link_item[c])
         hops[rows] += chains.active[c].sum(axis=1)
-    return busy, delay, variance, jitter, link, memory, np.full(count, sums.model.accuracy), hops
+    return busy, delay, variance, jitter, link, memory, hops

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from policies.costs import CostModel, PredictSettings
 from policies.fleet import AgentView
@@ -82,9 +81,11 @@ def foreign_memory(costs: CostModel, service_id: ServiceId) -> dict[AgentId, int
     return taken
 
 
-def accuracy_of(costs: CostModel, models: Iterable[ModelName]) -> float:
-    """Of a pipeline of models: the product, since each stage works on what the one before got right."""
-    return math.prod(costs.sums(model).model.accuracy for model in models)
+def accuracy_of(costs: CostModel, view: ServiceView, plan: Plan) -> float:
+    """Of a plan's models: the product, since each stage works on what the one before got right."""
+    stages = {stage.name: stage for stage in view.spec.onnx_stages()}
+    chosen = ((stages.get(planned.stage), costs.sums(planned.model).model) for planned in plan.stages)
+    return math.prod(model.accuracy if stage is None else stage.accuracy(model) for stage, model in chosen)
 
 
 def _hold(held: Held, agent: AgentId, file: tuple[ModelName, int, int], size: int) -> None:

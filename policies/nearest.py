@@ -17,7 +17,6 @@ from policies.binding import Binding, Dimension, hard_binding, shortfalls
 from policies.costs import PredictSettings
 from policies.decide import DecideSettings
 from policies.ids import ServiceId
-from policies.limits import accuracy_of
 from policies.plan import Plan
 from policies.predict import Predictor
 from policies.prices import Prices, cost_per_1k
@@ -216,7 +215,9 @@ class _Search:
         p = found.predictor
         reachable = {1.0}
         for stage in p.view.spec.onnx_stages():
-            reachable = {a * b for a in reachable for b in {accuracy_of(p.costs, (m,)) for m in stage.variants}}
+            reachable = {
+                a * b for a in reachable for b in {stage.accuracy(p.costs.sums(m).model) for m in stage.variants}
+            }
         floors = sorted({_floored(a, 4) for a in reachable if a < (asked.accuracy_floor or 0.0) - 1e-9})
         best, low, high = None, 0, len(floors) - 1
         while low <= high:

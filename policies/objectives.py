@@ -6,6 +6,7 @@ The solver asks here when layouts of one and two agents are not enough: nothing 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,14 +71,20 @@ def _params(sums: ProfileSums) -> np.ndarray:
 def _choices(p: Predictor) -> list[tuple[ModelName, ...]]:
     """Variants of all stages: the most accurate, then the smallest that keep the accuracy floor together."""
     stages = p.view.spec.onnx_stages()
-    accurate = [max(s.variants, key=lambda m: p.costs.sums(m).model.accuracy) for s in stages]
+
+    def reached(stage: OnnxStage, model: ModelName) -> float:
+        return stage.accuracy(p.costs.sums(model).model)
+
+    accurate = [max(s.variants, key=functools.partial(reached, s)) for s in stages]
     floor = p.view.contract.accuracy_floor or 0.0
     small = list(accurate)
     for at, stage in enumerate(stages):
-        others = [p.costs.sums(m).model.accuracy for i, m in enumerate(small) if i != at]
-        enough = [m for m in stage.variants if p.costs.sums(m).model.accuracy * float(np.prod(others)) >= floor - 1e-9]
+        others = float(np.prod([reached(s, m) for i, (s, m) in enumerate(zip(stages, small, strict=True)) if i != at]))
+        enough = [m for m in stage.variants if reached(stage, m) * others >= floor - 1e-9]
         small[at] = min(enough or [small[at]], key=lambda m: float(p.costs.sums(m).param_bytes[-1]))
-    kept = [c for c in (accurate, small) if np.prod([p.costs.sums(m).model.accuracy for m in c]) >= floor - 1e-9]
+    kept = [
+        c for c in (accurate, small) if np.prod([reached(s, m) for s, m in zip(stages, c, strict=True)]) >= floor - 1e-9
+    ]
     return list(dict.fromkeys(tuple(choice) for choice in kept))
 
 

@@ -105,7 +105,7 @@ class Predictor:
             jitter_ms=jitter,
             risk=self._risk(quantiles, capacity, availability, energy, totals),
             availability=availability,
-            accuracy=accuracy_of(self.costs, (stage.model for stage in plan.stages)),
+            accuracy=accuracy_of(self.costs, self.view, plan),
             energy_j=energy,
             memory_bytes=memory,
             move_bytes=move_bytes,

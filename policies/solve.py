@@ -205,7 +205,7 @@ def _tables(p: Predictor, terrain: Terrain, yard: Yard, floor: float, rules: Seq
     tables = []
     for stage in stages:
         others = math.prod(accuracy for name, accuracy in best.items() if name != stage.name)
-        enough = [m for m in stage.variants if p.costs.sums(m).model.accuracy * others >= floor - 1e-9]
+        enough = [m for m in stage.variants if stage.accuracy(p.costs.sums(m).model) * others >= floor - 1e-9]
         table = table_of(stage, [(m, p.costs.sums(m)) for m in enough], terrain, p.costs, p.view)
         reduced = None if table is None else prefilter(table, yard, floor, others)
         if reduced is None or not len(reduced):
@@ -215,7 +215,7 @@ def _tables(p: Predictor, terrain: Terrain, yard: Yard, floor: float, rules: Seq
 
 
 def _best_accuracy(p: Predictor, stage: OnnxStage) -> float:
-    return max(p.costs.sums(m).model.accuracy for m in stage.variants)
+    return max(stage.accuracy(p.costs.sums(m).model) for m in stage.variants)
 
 
 def _why_no_layout(p: Predictor, stage: OnnxStage, agents: Sequence[AgentView], nobody_may: bool) -> str:
