@@ -28,6 +28,10 @@ def add_options(parser: argparse.ArgumentParser, *, positional: bool = False) ->
         "--emulate", action="store_true", help="play the platform on this machine's CPU; labelled as emulated"
     )
     parser.add_argument(
+        "--slowdown", type=positive_number, metavar="X",
+        help="with --emulate: runs take X times as long as on one core of this machine (default: the platform's)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dir", default=default_directory(), help="the agent's key, certificate, shard cache and routes"
     )
     parser.add_argument("--zone", default="default")
@@ -55,6 +59,17 @@ def default_directory() -> str:
     """Where an agent keeps its state unless it is told."""
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(os.environ.get("TIDEGATE_DIR") or os.path.join(base, "tidegate"), "agent")
+
+
+def positive_number(text: str) -> float:
+    """A parser of positive numbers for options, up to 1000."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 1000.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0.01 to 1000")
+    return value
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from agents.driver import DriverSettings
 from agents.enroll import parse_fingerprint, parse_url
 from agents.ingress import IngressSettings
@@ -103,7 +105,7 @@ def settings_from(options: argparse.Namespace) -> AgentSettings:
             ca_fingerprint=parse_fingerprint(options.ca_fingerprint) if options.ca_fingerprint else None,
         ),
         device=DeviceSettings(
-            platform=platform(options.platform),
+            platform=_platform(options),
             emulate=options.emulate,
             zone=options.zone,
             name=options.name,
@@ -123,6 +125,15 @@ def settings_from(options: argparse.Namespace) -> AgentSettings:
         cache_max_bytes=options.cache_mb << 20,
         embedded=options.embedded,
     )
+
+
+def _platform(options: argparse.Namespace) -> Platform:
+    chosen = platform(options.platform)
+    if options.slowdown is None:
+        return chosen
+    if not options.emulate:
+        raise SettingsError("--slowdown is for emulated devices (--emulate); a real one is measured.")
+    return msgspec.structs.replace(chosen, emulated_slowdown=options.slowdown)
 
 
 def _token(options: argparse.Namespace) -> str | None:

@@ -18,6 +18,7 @@ from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
 from controller.core import Controller
 from controller.llm_api import llm_routes
 from controller.metrics import render_metrics
+from controller.plan_api import plan_routes
 from controller.problems import plain_problem, problem
 from controller.sla_reports import report_html
 from controller.sla_views import SlaReport, SlaStatusOut
@@ -194,6 +195,7 @@ def _routes(controller: Controller) -> APIRouter:
     _slas(router, controller)
     _fleet(router, controller)
     _plans(router, controller)
+    plan_routes(router, controller)
     _models(router, controller)
     llm_routes(router, controller)
     return router

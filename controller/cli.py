@@ -229,6 +229,17 @@ def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     show.add_argument("service", nargs="?")
     show.add_argument("--json", action="store_true")
     show.set_defaults(run=_call("plan_show"))
+    apply = actions.add_parser(
+        "apply", help="make a plan of your own run (edit what plan show --json prints), and pin it"
+    )
+    apply.add_argument("file", metavar="FILE")
+    apply.add_argument("--service", help="whose plan, where the file does not say it or speaks of several")
+    apply.add_argument(
+        "--preview", action="store_true", help="only say what it would do; exit status 1 if it is refused"
+    )
+    apply.add_argument("--rps", type=float, help="with --preview: at this load")
+    apply.add_argument("--json", action="store_true")
+    apply.set_defaults(run=_call("plan_apply", "plan_commands"))
     for name, text in (
         ("rollback", "back to the last good plan"),
         ("pin", "keep the running plan"),

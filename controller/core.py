@@ -23,6 +23,7 @@ from controller.leadership import Leadership
 from controller.llm_service import LlmService
 from controller.loop import ControlLoop
 from controller.models.registry import ModelRegistry
+from controller.operator_plans import OperatorPlans
 from controller.pki import CertificateAuthority
 from controller.present import (
     agent_out,
@@ -124,6 +125,7 @@ class Controller:
             on_route=self._on_route, wishes=self.llm.intents.in_force,
         )  # fmt: skip
         self.llm.bind(self.loop)
+        self.operator_plans = OperatorPlans(desired=self.desired, loop=self.loop)
         self._opened.push_async_callback(self.loop.close)
         self.contracts = Contracts(
             desired=self.desired, loop=self.loop, slis=self.slis, telemetry=self.telemetry, state=self.state,

@@ -325,6 +325,10 @@ class ControlLoop:
             plan=plan,
             reasons=(Reason(code="operator", text=reason),),
         )
+        return await self.carry(service, decision)
+
+    async def carry(self, service: ServiceId, decision: Decision) -> int:
+        """Carry out what an operator decided, after the step under way; its epoch. Raises TidegateError while nothing has changed."""
         async with self._service(service).moving:
             await self._move(service, decision, self.snapshot())
         epoch = self._desired.book(service).running_epoch

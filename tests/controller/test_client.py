@@ -146,6 +146,7 @@ async def test_the_commands_around_models_tokens_and_agents(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("plan", "apply", "no-such-file.json"), "cannot be read"),
         (("sla", "apply", "no-such-file.json"), "cannot be read"),
         (("sla", "status", "none"), "no SLA for 'none'"),
         (("model", "show", "none"), "no model 'none'"),
