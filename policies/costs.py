@@ -1,25 +1,28 @@
 """What one shard, one link and everybody else's work cost: the numbers that prediction and solver share.
 
-Run times come from the profile, scaled by the agent's slowdown, and are corrected by what was measured. Corrections are
-ratios, shrunk in three steps while samples are few: a shard toward its agent, an agent toward the fleet, the fleet
-toward one. So an agent that was never measured does not look better than the others merely because nobody looked.
+Run times come from the model's profile on the agent's type of device; without one from its profile on the reference machine, transferred
+by the roofline where the device is calibrated (see `policies.device_times`), else scaled by the agent's slowdown. What was measured of
+running plans corrects them. Corrections are ratios, shrunk in three steps while samples are few: a shard toward its agent, an agent
+toward the fleet, the fleet toward one. So an agent that was never measured does not look better than the others merely because nobody looked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from policies.device_times import block_times
 from policies.fleet import AgentView, LinkView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.latency import Floats
 from policies.plan import GRAIN, Plan, Span
-from policies.service import ActivationFormat, ModelProfile, OnnxStage, PythonStage
+from policies.roofline import DeviceCalibration
+from policies.service import ActivationFormat, BlockTime, ModelProfile, OnnxStage, PythonStage
 from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
 from sla.errors import NotFoundError
 
@@ -71,19 +74,21 @@ class ProfileSums:
 
     @staticmethod
     def of(model: ModelProfile) -> ProfileSums:
-        def prefix(values: list[float]) -> Floats:
-            return np.concatenate(([0.0], np.cumsum(np.array(values, dtype=np.float64))))
-
         return ProfileSums(
             model,
-            prefix([b.fixed_ms for b in model.blocks]),
-            prefix([b.per_item_ms for b in model.blocks]),
-            prefix([float(b.param_bytes) for b in model.blocks]),
-            prefix([float(b.file_bytes or b.param_bytes) for b in model.blocks]),
+            _prefix([b.fixed_ms for b in model.blocks]),
+            _prefix([b.per_item_ms for b in model.blocks]),
+            _prefix([float(b.param_bytes) for b in model.blocks]),
+            _prefix([float(b.file_bytes or b.param_bytes) for b in model.blocks]),
         )
 
+    def timed(self, times: Sequence[BlockTime]) -> ProfileSums:
+        """The same blocks with other times."""
+        fixed, per_item = _prefix([t.fixed_ms for t in times]), _prefix([t.per_item_ms for t in times])
+        return replace(self, fixed_ms=fixed, per_item_ms=per_item)
+
     def run_ms(self, span: Span, items: float) -> float:
-        """Time of one run on the reference core."""
+        """Time of one run where the times are from: on the reference core unless they were replaced."""
         fixed = self.fixed_ms[span.stop] - self.fixed_ms[span.start]
         return float(fixed + (self.per_item_ms[span.stop] - self.per_item_ms[span.start]) * items)
 
@@ -130,6 +135,10 @@ class ProfileSums:
         return Span(0, len(self.model.blocks))
 
 
+def _prefix(values: list[float]) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(np.array(values, dtype=np.float64))))
+
+
 @dataclass(slots=True)
 class Load:
     """Work that keeps one agent busy: `busy` is its utilisation, `second_ms` is sum of rate x E[run^2] (per ms)."""
@@ -171,6 +180,9 @@ class CostModel:
         self._sums: dict[ModelName, ProfileSums] = {}
         self._links: dict[tuple[AgentId, AgentId], LinkView] = {}
         self._items: dict[tuple[ServiceId, StageName], float] = {}
+        self._timed: dict[tuple[ModelName, AgentId], tuple[ProfileSums, float]] = {}
+        self._timed_by_kind: dict[tuple[ModelName, str, DeviceCalibration | None], ProfileSums | None] = {}
+        self._factors: dict[AgentId, float] = {}
         self.calibration = self._calibrate()
 
     def view(self, service_id: ServiceId) -> ServiceView:
@@ -205,12 +217,26 @@ class CostModel:
 
     def run_ms(self, stage: StageName, model: ModelName, agent: AgentId, span: Span, items: float) -> float:
         """Mean time of one run of a shard on an agent."""
-        device = self.agents[agent]
-        return self.sums(model).run_ms(span, items) * device.slowdown * math.exp(self._ratio(stage, agent, span))
+        return self.modelled_ms(model, agent, span, items) * math.exp(self._ratio(stage, agent, span))
+
+    def modelled_ms(self, model: ModelName, agent: AgentId, span: Span, items: float) -> float:
+        """Time of one run before anything that was measured of running plans corrects it."""
+        sums, scale = self._timed.get((model, agent)) or self._time(model, agent)
+        return sums.run_ms(span, items) * scale
+
+    def times_on(self, model: ModelName, agents: Sequence[AgentId]) -> tuple[Floats, Floats]:
+        """[A, B+1] prefix sums of the fixed and the per-item times of a model's blocks on each agent, where no shard was measured yet."""
+        timed = [self._timed.get((model, agent)) or self._time(model, agent) for agent in agents]
+        factors = np.array([scale * self._correction(a) for a, (_, scale) in zip(agents, timed, strict=True)])[:, None]
+        fixed, per_item = np.stack([s.fixed_ms for s, _ in timed]), np.stack([s.per_item_ms for s, _ in timed])
+        return fixed * factors, per_item * factors
 
     def agent_factor(self, agent: AgentId) -> float:
-        """Time on this agent over time on the reference core, for a shard that was never measured there."""
-        return self.agents[agent].slowdown * math.exp(self.calibration.agents.get(agent, self.calibration.fleet))
+        """Time on this agent over time on the reference core, over all models, for shards that were never measured there."""
+        factor = self._factors.get(agent)
+        if factor is None:
+            factor = self._factors[agent] = self._speed(agent) * self._correction(agent)
+        return factor
 
     def variation(self, stage: StageName, agent: AgentId, span: Span) -> float:
         """Standard deviation of a run over its mean."""
@@ -275,6 +301,37 @@ class CostModel:
                     if shard.agent in self.agents:
                         yield planned.stage, shard.agent, planned.model, shard.blocks, share
 
+    def _time(self, model: ModelName, agent: AgentId) -> tuple[ProfileSums, float]:
+        """Times of a model's blocks, and the factor to take them by on this agent. Computed once for devices that are alike."""
+        device, reference = self.agents[agent], self.sums(model)
+        profiles = self.snapshot.device_profiles.get(model, {})
+        if device.calibration is None and device.device_type not in profiles:
+            found = None
+        else:
+            kind = (model, device.device_type, device.calibration)
+            if kind not in self._timed_by_kind:
+                times = block_times(reference.model, device, profiles)
+                self._timed_by_kind[kind] = None if times is None else reference.timed(times)
+            found = self._timed_by_kind[kind]
+        timed = self._timed[model, agent] = (reference, device.slowdown) if found is None else (found, 1.0)
+        return timed
+
+    def _speed(self, agent: AgentId) -> float:
+        """Time of one item of every model on this agent over that on the reference core; its slowdown where nothing better is known."""
+        device = self.agents[agent]
+        if device.calibration is None and not self.snapshot.device_profiles:
+            return device.slowdown
+        here = there = 0.0
+        for model in self.snapshot.models:
+            reference = self.sums(model)
+            here += self.modelled_ms(model, agent, reference.whole, 1.0)
+            there += reference.run_ms(reference.whole, 1.0)
+        return here / there if there > 0 else device.slowdown
+
+    def _correction(self, agent: AgentId) -> float:
+        """What measured runs on the agent say of shards that were not measured there, as a factor."""
+        return math.exp(self.calibration.agents.get(agent, self.calibration.fleet))
+
     def _ratio(self, stage: StageName, agent: AgentId, span: Span) -> float:
         known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
         if known is not None:
@@ -316,7 +373,7 @@ class CostModel:
                     measure = view.measures.get(key)
                     if measure is None or measure.count <= 0 or not measure.mean_ms > 0 or agent not in self.agents:
                         continue
-                    modelled = sums.run_ms(span, measure.items) * self.agents[agent].slowdown
+                    modelled = self.modelled_ms(planned.model, agent, span, measure.items)
                     if modelled > 0:
                         ratio = min(max(math.log(measure.mean_ms / modelled), -2.0), 2.0)
                         yield key, agent, ratio, self._weight(measure), min(measure.std_ms / measure.mean_ms, 3.0)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from policies.ids import AgentId
+from policies.roofline import DeviceCalibration
 
 AgentState = Literal["live", "suspect", "lost", "draining"]
 Evidence = Literal["measured", "simulated", "contract", "estimated", "emulated"]
@@ -41,6 +42,10 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the newest report."""
     warmed: frozenset[str] = frozenset()
     """Hashes of the shards that the agent has cached."""
+    device_type: str = ""
+    """What devices that run shards alike have in common; profiles are kept by it. Empty if the agent did not say."""
+    calibration: DeviceCalibration | None = None
+    """What it was measured to do; None until then."""
 
 
 class LinkView(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,11 @@ class Terrain:
     """[A+1, A]; the last row is the entry."""
     jitter_variance: Floats
     ms_per_byte: Floats
+    costs: CostModel
+
+    def times(self, sums: ProfileSums) -> tuple[Floats, Floats]:
+        """[A, B+1] what the blocks of a model take on each agent; see `CostModel.times_on`."""
+        return self.costs.times_on(sums.model.name, [agent.id for agent in self.agents])
 
     def kinds(self) -> Ints:
         """[A] a number for each agent, the same for agents that are alike in speed, memory and place."""
@@ -63,7 +68,7 @@ class Terrain:
                 rtt[row, column], jitter[row, column] = link.rtt_ms, link.jitter_ms**2
                 per_byte[row, column] = 1000.0 / max(link.bandwidth_bytes_per_s, 1.0)
         factor = np.array([costs.agent_factor(agent.id) for agent in agents])
-        return Terrain(tuple(agents), factor, rtt, jitter, per_byte)
+        return Terrain(tuple(agents), factor, rtt, jitter, per_byte, costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,26 +210,27 @@ def _priced(
     convert = np.array([sums.convert_ms(b, how) for b in range(blocks + 1)])
     answer = per_cut[blocks]
 
-    def spread(prefix: Floats, factor: Floats) -> Floats:
+    def spread(prefix: Floats) -> Floats:
+        """From [A, B+1] prefix sums of each agent."""
         out = np.zeros((len(head), count))
-        out[rows, head] += prefix[cut] * factor[head]
-        out[rows, tail] += (prefix[-1] - prefix[cut]) * factor[tail]
+        out[rows, head] += prefix[head, cut]
+        out[rows, tail] += prefix[tail, -1] - prefix[tail, cut]
         return out
 
-    ones = np.ones(count)
+    fixed, per_item = terrain.times(sums)
     first = terrain.ms_per_byte[count, head] * (per_cut[0] + answer)
     second = two * terrain.ms_per_byte[head, tail] * (per_cut[cut] + answer)
     active = np.zeros((len(head), count))
     active[rows, head] = active[rows, tail] = 1.0
     return Chains(
         head=head, tail=tail, cut=cut,
-        busy_fixed=spread(sums.fixed_ms, terrain.factor),
-        busy_item=spread(sums.per_item_ms, terrain.factor),
+        busy_fixed=spread(fixed),
+        busy_item=spread(per_item),
         delay_fixed=terrain.rtt[count, head] + two * terrain.rtt[head, tail] + hop_overhead_ms * (1.0 + two),
         delay_item=first + second + two * convert[cut],
         jitter_variance=terrain.jitter_variance[count, head] + two * terrain.jitter_variance[head, tail],
         link_item=np.maximum(first, second),
-        params=spread(sums.param_bytes, ones),
+        params=spread(np.broadcast_to(sums.param_bytes, (count, blocks + 1))),
         active=active,
         blocks=blocks,
     )  # fmt: skip

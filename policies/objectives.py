@@ -47,13 +47,13 @@ def work_of(p: Predictor, stage: OnnxStage, model: ModelName, terrain: Terrain) 
     cut = items * np.array([float(sums.bytes_before(b, stage.activations)) for b in range(sums.whole.stop + 1)])
     convert = items * np.array([sums.convert_ms(b, stage.activations) for b in range(sums.whole.stop + 1)])
     cut[:-1] += cut[-1]  # answers come back along the chain
-    reference = sums.fixed_ms + items * sums.per_item_ms
+    fixed, per_item = terrain.times(sums)
     head = np.array([may_hold(a, p.view.contract, stage, sums.whole) for a in agents])
     tail = np.array([may_hold(a, p.view.contract, stage, Span(1, sums.whole.stop)) for a in agents])
     enter_busy = terrain.ms_per_byte[count] * cut[0]
     hop_busy = terrain.ms_per_byte[:count, :, None] * cut
     return Work(
-        run=terrain.factor[:, None] * reference[None, :],
+        run=fixed + items * per_item,
         params=_params(sums),
         active=sums.model.activation_bytes * max(1.0, items),
         enter=np.where(head, terrain.rtt[count] + enter_busy + overhead, np.inf),

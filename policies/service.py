@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from policies.ids import BlobHash, ModelName, ServiceId, StageName
+from policies.roofline import BlockWork, DeviceCalibration
 
 Axis = Literal["patch", "token"]
 ActivationFormat = Literal["fp32", "fp16", "int8"]
@@ -28,6 +29,8 @@ class BlockProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the block as a file, which is what is pushed to an agent; 0 if it was not noted."""
     cut_bytes_as: dict[ActivationFormat, int] = {}
     """The same bytes per item where values travel in fewer bits; a format that is not noted is as large as fp32."""
+    work: BlockWork | None = None
+    """What it computes and moves for one item; None if it was not counted."""
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,34 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The first block that mixes items: those before it were proven to act item by item. None if that was not looked for."""
     shard_limit_bytes: int = 0
     """No file of its blocks may be larger, so it must be placed as several shards; 0 if all of it fits into one file."""
+    timed_on: DeviceCalibration | None = None
+    """Speeds of the machine on which the blocks were timed, measured then; None if they were not."""
+
+
+class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of one block on one kind of device; see `BlockProfile`."""
+
+    fixed_ms: float
+    per_item_ms: float
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the blocks of a model take on one type of device, timed on one of them and believed of all."""
+
+    device_type: str
+    blocks: tuple[BlockTime, ...]
+    provider: str
+    """The execution provider that ran."""
+    agent: str
+    """On which it was timed."""
+    measured_at_s: float
+    """Seconds since 1970, the controller's clock."""
+    runs: int
+    """Fewest runs of any block."""
+    spread: float
+    """How far the times lie above the quickest runs, relative, of the whole model."""
+    peak_bytes: int = 0
+    """Largest growth of the agent's memory while one block was loaded and ran; 0 if it was not seen."""
 
 
 class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):

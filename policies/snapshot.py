@@ -8,7 +8,7 @@ from policies.constraints import Rule
 from policies.fleet import Fleet
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.plan import Plan
-from policies.service import ModelProfile, ServiceSpec
+from policies.service import DeviceProfile, ModelProfile, ServiceSpec
 from sla.contract import Contract
 
 
@@ -50,6 +50,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     models: dict[ModelName, ModelProfile]
     services: dict[ServiceId, ServiceView]
+    device_profiles: dict[ModelName, dict[str, DeviceProfile]] = {}
+    """What each model takes on the types of devices on which it was timed, by device type."""
 
 
 def measure_key(stage: str, agent: str, start: int, stop: int) -> str:
