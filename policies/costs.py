@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from policies.device_times import block_times
-from policies.fleet import AgentView, LinkView
+from policies.fleet import NOTHING, AgentView, Booked, LinkView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.latency import Floats
 from policies.plan import GRAIN, Plan, Span
@@ -268,7 +268,10 @@ class CostModel:
 
     def background(self, service_id: ServiceId) -> dict[AgentId, Load]:
         """What other services' running plans and work that is not ours put on each agent."""
-        loads = {agent: Load(busy=self.foreign_busy(agent)) for agent in self.agents}
+        loads = {
+            name: Load(self.foreign_busy(name) + agent.booked.busy, agent.booked.second_ms)
+            for name, agent in self.agents.items()
+        }
         for other, view in self.snapshot.services.items():
             if other != service_id and view.running is not None:
                 self.add_load(loads, view, view.running)
@@ -357,41 +360,42 @@ class CostModel:
             total += measure.items
         return stage.items + trust * (max(total, 1.0) - stage.items)
 
-    def _measured(self) -> Iterator[tuple[str, AgentId, float, float, float]]:
-        """Measure key, agent, log-ratio, weight and variation of everything that was measured of running plans."""
-        for view in self.snapshot.services.values():
-            if view.running is None or not view.measures:
+    def measured_of(self, view: ServiceView) -> Iterator[tuple[str, AgentId, float, float, float]]:
+        """Measure key, agent, log-ratio, weight and variation of everything that was measured of a running plan."""
+        if view.running is None or not view.measures:
+            return
+        for planned in view.running.stages:
+            if planned.model not in self.snapshot.models:
                 continue
-            for planned in view.running.stages:
-                if planned.model not in self.snapshot.models:
+            sums = self.sums(planned.model)
+            places = {(shard.agent, shard.blocks) for lane in planned.lanes for shard in lane.shards}
+            places |= {(agent, sums.whole) for agent in planned.fallback}
+            for agent, span in sorted(places):
+                key = measure_key(planned.stage, agent, span.start, span.stop)
+                measure = view.measures.get(key)
+                if measure is None or measure.count <= 0 or not measure.mean_ms > 0 or agent not in self.agents:
                     continue
-                sums = self.sums(planned.model)
-                places = {(shard.agent, shard.blocks) for lane in planned.lanes for shard in lane.shards}
-                places |= {(agent, sums.whole) for agent in planned.fallback}
-                for agent, span in sorted(places):
-                    key = measure_key(planned.stage, agent, span.start, span.stop)
-                    measure = view.measures.get(key)
-                    if measure is None or measure.count <= 0 or not measure.mean_ms > 0 or agent not in self.agents:
-                        continue
-                    modelled = self.modelled_ms(planned.model, agent, span, measure.items)
-                    if modelled > 0:
-                        ratio = min(max(math.log(measure.mean_ms / modelled), -2.0), 2.0)
-                        yield key, agent, ratio, self._weight(measure), min(measure.std_ms / measure.mean_ms, 3.0)
+                modelled = self.modelled_ms(planned.model, agent, span, measure.items)
+                if modelled > 0:
+                    ratio = min(max(math.log(measure.mean_ms / modelled), -2.0), 2.0)
+                    yield key, agent, ratio, self._weight(measure), min(measure.std_ms / measure.mean_ms, 3.0)
 
     def _calibrate(self) -> Calibration:
         prior = self.settings.prior_samples
-        seen = list(self._measured())
-        if not seen:
+        seen = [one for view in self.snapshot.services.values() for one in self.measured_of(view)]
+        elsewhere = self.snapshot.fleet.elsewhere
+        if not seen and not elsewhere.weight:
             return Calibration()
 
-        def shrunk(pairs: list[tuple[float, float]], toward: float) -> float:
-            return (sum(r * w for r, w in pairs) + prior * toward) / (sum(w for _, w in pairs) + prior)
+        def shrunk(pairs: list[tuple[float, float]], toward: float, more: Booked = NOTHING) -> float:
+            total, weights = sum(r * w for r, w in pairs) + more.log_ratio, sum(w for _, w in pairs) + more.weight
+            return (total + prior * toward) / (weights + prior)
 
-        fleet = shrunk([(ratio, weight) for _, _, ratio, weight, _ in seen], 0.0)
-        by_agent: dict[AgentId, list[tuple[float, float]]] = {}
+        fleet = shrunk([(ratio, weight) for _, _, ratio, weight, _ in seen], 0.0, elsewhere)
+        by_agent: dict[AgentId, list[tuple[float, float]]] = {a.id: [] for a in self.agents.values() if a.booked.weight}
         for _, agent, ratio, weight, _ in seen:
             by_agent.setdefault(agent, []).append((ratio, weight))
-        agents = {agent: shrunk(pairs, fleet) for agent, pairs in by_agent.items()}
+        agents = {agent: shrunk(pairs, fleet, self.agents[agent].booked) for agent, pairs in by_agent.items()}
         shards = {
             key: (shrunk([(ratio, weight)], agents[agent]), weight / (weight + prior), variation)
             for key, agent, ratio, weight, variation in seen

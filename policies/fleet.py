@@ -14,6 +14,39 @@ Evidence = Literal["measured", "simulated", "contract", "estimated", "emulated"]
 """How a claim about hardware is known; `emulated` marks a device that this machine's CPU plays."""
 
 
+class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What services that are not part of a snapshot take on one agent, and what was measured of them there."""
+
+    busy: float = 0.0
+    """Utilisation of the agent by them ..."""
+    second_ms: float = 0.0
+    """... and the sum of rate x E[run^2] (per ms), as in `policies.costs.Load`."""
+    held_bytes: int = 0
+    """What their shards take in memory."""
+    log_ratio: float = 0.0
+    """Log-ratios of measured over modelled run time, each times its weight, summed ..."""
+    weight: float = 0.0
+    """... and the sum of those weights."""
+
+    def plus(self, other: Booked) -> Booked:
+        return Booked(
+            busy=self.busy + other.busy, second_ms=self.second_ms + other.second_ms,
+            held_bytes=self.held_bytes + other.held_bytes, log_ratio=self.log_ratio + other.log_ratio,
+            weight=self.weight + other.weight,
+        )  # fmt: skip
+
+    def minus(self, other: Booked) -> Booked:
+        """Without a part of it; what rounding leaves below nothing is nothing."""
+        return Booked(
+            busy=max(0.0, self.busy - other.busy), second_ms=max(0.0, self.second_ms - other.second_ms),
+            held_bytes=self.held_bytes - other.held_bytes, log_ratio=self.log_ratio - other.log_ratio,
+            weight=max(0.0, self.weight - other.weight),
+        )  # fmt: skip
+
+
+NOTHING = Booked()
+
+
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     """One agent as the controller last saw it."""
 
@@ -46,6 +79,8 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     """What devices that run shards alike have in common; profiles are kept by it. Empty if the agent did not say."""
     calibration: DeviceCalibration | None = None
     """What it was measured to do; None until then."""
+    booked: Booked = NOTHING
+    """What services that are not part of this snapshot take there; nothing where it holds all of them."""
 
 
 class LinkView(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +103,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     agents: dict[AgentId, AgentView]
     links: dict[str, LinkView] = {}
     """Keyed by `link_key(src, dst)`."""
+    elsewhere: Booked = NOTHING
+    """Of the services that are not part of this snapshot: what was measured of them on all agents together (`log_ratio`, `weight`)."""
 
     def link(self, src: AgentId, dst: AgentId) -> LinkView:
         """The measured link; a loop-back link when `src` is `dst`; a cautious guess when never measured."""

@@ -73,7 +73,7 @@ def memory_of(held: Held) -> dict[AgentId, int]:
 
 def foreign_memory(costs: CostModel, service_id: ServiceId) -> dict[AgentId, int]:
     """What other services' running plans take on each agent."""
-    taken: dict[AgentId, int] = {}
+    taken = {name: agent.booked.held_bytes for name, agent in costs.agents.items() if agent.booked.held_bytes}
     for other, view in costs.snapshot.services.items():
         if other != service_id and view.running is not None:
             for agent, size in memory_of(held_by(costs, view, view.running)).items():

@@ -1,0 +1,91 @@
+"""The ledger: what every running plan takes on each agent, so that one service can be decided about without all the others.
+
+A snapshot that holds all services says exactly what they do to each other, and costs as much as there are of them. A *near*
+snapshot holds one service, and each of its agents carries what all other services take there (`AgentView.booked`): the same
+load, the same memory, the same calibration, whatever the number of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from policies.costs import CostModel, Load
+from policies.fleet import NOTHING, Booked
+from policies.ids import AgentId, ServiceId
+from policies.limits import held_by, memory_of
+from policies.plan import Plan
+from policies.snapshot import ServiceView
+
+Takes = Mapping[AgentId, Booked]
+"""What one service takes on each agent."""
+
+
+def takes_of(costs: CostModel, view: ServiceView, plan: Plan) -> dict[AgentId, Booked]:
+    """What `plan` takes at the load that its service must carry, on the agents that are part of the snapshot."""
+    loads: dict[AgentId, Load] = {agent: Load() for agent in costs.agents}
+    costs.add_load(loads, view, plan)
+    held = memory_of(held_by(costs, view, plan))
+    measured: dict[AgentId, tuple[float, float]] = {}
+    for _, agent, ratio, weight, _ in costs.measured_of(view):
+        total, weights = measured.get(agent, (0.0, 0.0))
+        measured[agent] = total + ratio * weight, weights + weight
+    taken = {}
+    for agent, load in loads.items():
+        total, weights = measured.get(agent, (0.0, 0.0))
+        one = Booked(
+            busy=load.busy, second_ms=load.second_ms, held_bytes=held.get(agent, 0), log_ratio=total, weight=weights
+        )  # fmt: skip
+        if one != NOTHING:
+            taken[agent] = one
+    return taken
+
+
+class Bookings:
+    """What all services take: per service, and summed per agent."""
+
+    def __init__(self) -> None:
+        self.services: dict[ServiceId, Takes] = {}
+        self.totals: dict[AgentId, Booked] = {}
+        self._measured = NOTHING
+
+    def book(self, service: ServiceId, takes: Takes) -> None:
+        """From now on the service takes this, and nothing of what it took before."""
+        self.release(service)
+        self.services[service] = takes
+        for agent, one in takes.items():
+            self.totals[agent] = self.totals.get(agent, NOTHING).plus(one)
+            self._measured = self._measured.plus(_measured_part(one))
+
+    def release(self, service: ServiceId) -> Takes:
+        """The service takes nothing any more; what it took."""
+        takes = self.services.pop(service, {})
+        for agent, one in takes.items():
+            left = self.totals[agent].minus(one)
+            if left.held_bytes or left.busy > 1e-12:
+                self.totals[agent] = left
+            else:
+                del self.totals[agent]  # Nobody is there any more: no rounding is left behind either.
+            self._measured = self._measured.minus(_measured_part(one))
+        return takes
+
+    def others(self, service: ServiceId, agent: AgentId) -> Booked:
+        """What all services but this one take on an agent."""
+        total = self.totals.get(agent, NOTHING)
+        mine = self.services.get(service, {}).get(agent)
+        return total if mine is None else total.minus(mine)
+
+    def elsewhere(self, service: ServiceId) -> Booked:
+        """What was measured of all services but this one, on all agents together."""
+        found = self._measured
+        for one in self.services.get(service, {}).values():
+            found = found.minus(_measured_part(one))
+        return found
+
+    def on(self, agents: Iterable[AgentId]) -> list[ServiceId]:
+        """The services that take something on any of these agents."""
+        wanted = set(agents)
+        return [service for service, takes in self.services.items() if not wanted.isdisjoint(takes)]
+
+
+def _measured_part(one: Booked) -> Booked:
+    return Booked(log_ratio=one.log_ratio, weight=one.weight)
