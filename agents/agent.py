@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from agents.backends import InferenceBackend, open_backend
 from agents.blobs import BlobCache
+from agents.calibration import Calibrator
 from agents.chain import ChainRunner
 from agents.control import ControllerBlobs, ControlLink
 from agents.driver import Driver, Result
@@ -50,6 +52,7 @@ from agents.routes import RouteTable, files_for, pinned_blobs
 from agents.settings import AgentSettings, parse_arguments
 from agents.wire import Connection, Tensors, WireServer, serve
 from policies.ids import AgentId, BlobHash, ServiceId
+from policies.roofline import DeviceCalibration
 from policies.service import ServiceSpec
 from sla.errors import InvalidInputError, RetryableError, SettingsError, TidegateError
 
@@ -69,6 +72,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleanup = contextlib.AsyncExitStack()
         self._reported_cache: tuple[BlobHash, ...] | None = None
+        self._reported_calibration: DeviceCalibration | None = None
         self._addresses: dict[AgentId, Address] = {}
         self._draining = False
         self.agent_id = AgentId("")
@@ -144,6 +148,7 @@ class Agent:
         await self._open_doors(identity)
         self._spawn(self._restore(), "restore")
         self._spawn(self._control.run(), "control")
+        self._spawn(self._calibrator.run(), "calibration")
         self.ready.set()
         log.info(
             "agent %s is up: platform %s%s, peers at port %d, ingress at port %d", self.agent_id, settings.device.platform.name,
@@ -223,6 +228,10 @@ class Agent:
         )
         self._cleanup.push_async_callback(_close_server, server)
         self._facts = await self._device_facts(server.port, ingress.port)
+        self._calibrator = Calibrator(
+            device_type=self._facts.device_type, file=self._settings.directory / "calibration.json", queue=self._queue,
+            open_backend=self._open_workload, settings=self._settings.calibration,
+        )  # fmt: skip
         for route in self._routes.all():
             self._addresses |= route.addresses
         self._peers.watch(self._addresses)
@@ -233,7 +242,7 @@ class Agent:
         return await asyncio.to_thread(
             device_facts, device.platform, emulate=device.emulate, zone=device.zone, is_cloud=device.is_cloud, name=device.name,
             claimed_host=doors.advertise_host or self._dialable_host(), peer_port=peer_port, ingress_port=ingress_port,
-            budget_bytes=device.budget_bytes,
+            budget_bytes=device.budget_bytes, threads=device.threads,
         )  # fmt: skip
 
     def _dialable_host(self) -> str:
@@ -255,6 +264,10 @@ class Agent:
             device.platform, path, emulate=device.emulate, budget_bytes=device.budget_bytes, input_names=file.inputs,
             output_names=file.outputs, threads=device.threads,
         )  # fmt: skip
+
+    def _open_workload(self, path: Path) -> InferenceBackend:
+        device = self._settings.device
+        return open_backend(device.platform, path, emulate=device.emulate, threads=device.threads)
 
     def _pinned(self) -> frozenset[BlobHash]:
         return pinned_blobs(self._routes.all(), self.agent_id) | self._engine.loaded()
@@ -314,9 +327,9 @@ class Agent:
 
     def _hello(self) -> Hello:
         self._reported_cache = self._blobs.held()
-        return Hello(
-            protocol=PROTOCOL_VERSION, facts=self._facts, epochs=self._routes.epochs(), cached=self._reported_cache
-        )
+        self._reported_calibration = self._calibrator.calibration
+        facts = msgspec.structs.replace(self._facts, calibration=self._reported_calibration)
+        return Hello(protocol=PROTOCOL_VERSION, facts=facts, epochs=self._routes.epochs(), cached=self._reported_cache)
 
     def _report(self, sequence: int) -> Report:
         readings = self._probe.read()
@@ -324,11 +337,15 @@ class Agent:
         cached = self._blobs.held()
         has_changed = cached != self._reported_cache
         self._reported_cache = cached
+        calibration = self._calibrator.calibration
+        is_new = calibration != self._reported_calibration
+        self._reported_calibration = calibration
         return Report(
             sequence=sequence, cpu_saturation=readings.cpu_saturation, foreign_saturation=readings.foreign_saturation, memory_free_bytes=readings.memory_free_bytes,
             queue_depth=self._engine.queue_depth, loaded_bytes=self._engine.loaded_bytes, npu_load=readings.npu_load,
             temperature_c=readings.temperature_c, peers=self._peers.reports(), services=services,
             cached=cached if has_changed else None, faults=faults,
+            calibration=calibration if is_new else None,
         )  # fmt: skip
 
     # Ending

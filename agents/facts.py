@@ -7,7 +7,7 @@ import os
 import platform as host
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ _STABLE_IDS = (
     Path("/sys/class/dmi/id/product_uuid"),
     Path("/sys/class/net/eth0/address"),
 )
+_PROCESSOR = re.compile(r"^(?:model name|Hardware|Model)\s*:(.*)$", re.MULTILINE)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -39,6 +40,7 @@ def device_facts(
     ingress_port: int,
     name: str = "",
     budget_bytes: int = 0,
+    threads: int = 1,
 ) -> DeviceFacts:
     """The facts to enroll with. Without a `name`, emulated and cloud devices are called by their platform, others by the host.
 
@@ -47,6 +49,7 @@ def device_facts(
     is_cloud = is_cloud or platform.is_cloud
     name = name or (platform.name if emulate or is_cloud else host.node())
     memory_bytes = int(psutil.virtual_memory().total)
+    versions = _versions(platform, emulate)
     return DeviceFacts(
         platform=platform.name,
         evidence="emulated" if emulate else "measured",
@@ -55,7 +58,7 @@ def device_facts(
         arch=host.machine()[:40],
         os=f"{host.system()} {host.release()}"[:120],
         fingerprint=fingerprint(),
-        versions=_versions(platform, emulate),
+        versions=versions,
         providers=("emulated",) if emulate else onnx.available_providers(),
         cores=1 if emulate else (os.cpu_count() or 1),
         memory_bytes=memory_bytes,
@@ -65,6 +68,7 @@ def device_facts(
         peer_port=peer_port,
         ingress_port=ingress_port,
         is_cloud=is_cloud,
+        device_type=device_type(platform, emulate=emulate, threads=threads, versions=versions),
     )
 
 
@@ -87,6 +91,29 @@ def fingerprint() -> str:
         except OSError:
             found.append("")
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def device_type(platform: Platform, *, emulate: bool, threads: int, versions: Mapping[str, str]) -> str:
+    """A name that is the same for devices that run shards alike, e.g. `rk3588-emulated-1f0c33ab`.
+
+    Its digits are a hash of what makes a difference: processor, backend and provider, threads, versions of runtime and driver.
+    """
+    available = onnx.available_providers()
+    provider = next((name for name in platform.providers if name in available or name == "rknn"), onnx.CPU)
+    parts = [platform.name, host.machine(), _processor(), "emulated" if emulate else provider, str(threads)]
+    parts += [str(platform.emulated_slowdown)] if emulate else []
+    parts += [f"{name} {version}" for name, version in sorted(versions.items()) if name in ("onnxruntime", "rknn")]
+    digits = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+    return f"{platform.name}-{'emulated-' if emulate else ''}{digits}"
+
+
+def _processor() -> str:
+    """The processor's model in the kernel's words; what Python knows of it where there is none."""
+    try:
+        found = _PROCESSOR.search(Path("/proc/cpuinfo").read_text(errors="replace"))
+    except OSError:
+        found = None
+    return found.group(1).strip()[:200] if found else host.processor()[:200]
 
 
 def calibrated_slowdown(measure: Callable[[], float] | None = None) -> float:

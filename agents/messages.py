@@ -19,6 +19,7 @@ import msgspec
 from policies.fleet import Evidence
 from policies.ids import AgentId, BlobHash, ModelName, ServiceId
 from policies.plan import Plan, Span
+from policies.roofline import DeviceCalibration
 from policies.service import ActivationFormat, ServiceSpec
 
 PROTOCOL_VERSION = 1
@@ -69,6 +70,10 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     peer_port: int = 0
     ingress_port: int = 0
     is_cloud: bool = False
+    device_type: str = ""
+    """The same for devices that run shards alike: platform, processor, backend, provider, threads, versions."""
+    calibration: DeviceCalibration | None = None
+    """What it was measured to do; None while it was not."""
 
 
 class GetCa(Message, frozen=True, kw_only=True, tag="get-ca"):
@@ -184,6 +189,8 @@ class Report(Message, frozen=True, kw_only=True, tag="report"):
     """Sent when it changed."""
     faults: tuple[str, ...] = ()
     """New faults in words (a probe out of bounds, a provider that fell back)."""
+    calibration: DeviceCalibration | None = None
+    """Sent when it changed."""
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):

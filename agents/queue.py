@@ -167,6 +167,10 @@ class AcceleratorQueue:
         """Runs that wait or run."""
         return len(self._line.tickets) + (self._running is not None)
 
+    def now_s(self) -> float:
+        """The clock of its deadlines."""
+        return self._clock()
+
     async def submit(
         self,
         run: Callable[[], T],

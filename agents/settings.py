@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from agents.calibration import CalibrationSettings
 from agents.driver import DriverSettings
 from agents.enroll import parse_fingerprint, parse_url
 from agents.ingress import IngressSettings
@@ -85,6 +86,7 @@ class AgentSettings:
     driver: DriverSettings = field(default_factory=DriverSettings)
     peers: PeerSettings = field(default_factory=PeerSettings)
     ingress: IngressSettings = field(default_factory=IngressSettings)
+    calibration: CalibrationSettings = field(default_factory=CalibrationSettings)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> AgentSettings:

@@ -25,10 +25,10 @@ _PROGRESS_EVERY_S = 0.3
 
 def agent_list(arguments: argparse.Namespace) -> int:
     agents = api_of(arguments).get("/v1/agents")
-    columns = ("agent", "platform", "evidence", "state", "zone", "last report", "busy", "shards", "ingress")
+    columns = ("agent", "platform", "evidence", "state", "zone", "last report", "busy", "shards", "GFLOP/s", "ingress")
     rows = [
         (a["id"], a["platform"], a["evidence"], a["state"], a["zone"], _age(a["age_ms"]), percent_text(a["cpu_saturation"]),
-         _mb(a["loaded_bytes"]), a["ingress_url"] or "-")
+         _mb(a["loaded_bytes"]), number_text((a["calibration"] or {}).get("matmul_gflops")), a["ingress_url"] or "-")
         for a in agents
     ]  # fmt: skip
     return show(arguments, agents, columns, rows)

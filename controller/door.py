@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from agents.calibration import is_sound
 from agents.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -185,6 +186,8 @@ class AgentDoor:
         for fault in report.faults[:20]:
             member.faults.append(fault[:300])
             self._events.add("agent-fault", f"{agent}: {fault[:300]}", agent=agent)
+        if report.calibration is not None:
+            self._fleet.calibrated(agent, report.calibration)
         known = tuple(peer for peer in report.peers if peer.peer in self._fleet.members)
         report = msgspec.structs.replace(report, peers=known)
         taken = self._telemetry.fold(agent, report, self._clock.now_ms())
@@ -236,6 +239,10 @@ def _checked(facts: DeviceFacts) -> DeviceFacts:
         or not 0 <= facts.ingress_port <= 65535
     ):
         raise InvalidInputError("Memory and ports of a device must not be negative or too large.", pointer="/facts")
+    if facts.device_type and not _NAME.fullmatch(facts.device_type):
+        raise InvalidInputError(f"{facts.device_type[:80]!r} is not a type of device.", pointer="/facts/device_type")
+    if facts.calibration is not None and not is_sound(facts.calibration):
+        raise InvalidInputError("The rates of a calibration must be plausible.", pointer="/facts/calibration")
     if len(facts.versions) > 50 or len(facts.providers) > 50 or len(facts.fingerprint) > 200:
         raise InvalidInputError("A device may name at most 50 versions and 50 providers.", pointer="/facts")
     if any(len(text) > 200 for text in (*facts.versions, *facts.versions.values(), *facts.providers)):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
+from agents.calibration import is_sound
 from agents.messages import Address, DeviceFacts
 from agents.wire import Connection
 from controller.clock import Clock
@@ -16,6 +20,7 @@ from controller.telemetry import Telemetry
 from policies.fleet import AgentState, AgentView, Fleet
 from policies.ids import AgentId
 from policies.platforms import PLATFORMS
+from policies.roofline import DeviceCalibration
 
 STALE_MS = float("inf")
 
@@ -74,6 +79,14 @@ class FleetRegistry:
         member.state = "draining" if member.is_draining else "live"
         self._telemetry.heard(agent, self._clock.now_ms())
         self._events.add("agent-live", f"{agent} ({facts.platform}, {facts.evidence}) is live.", agent=agent)
+
+    def calibrated(self, agent: AgentId, calibration: DeviceCalibration) -> None:
+        """The agent measured what its device does; numbers that no device can have are dropped and counted."""
+        if is_sound(calibration):
+            member = self.members[agent]
+            member.facts = msgspec.structs.replace(member.facts, calibration=calibration)
+        else:
+            self._telemetry.dropped += 1
 
     def disconnected(self, agent: AgentId, connection: Connection) -> None:
         """A control connection closed; it counts only if it is the newest one."""
@@ -148,7 +161,10 @@ class FleetRegistry:
     def view(self) -> Fleet:
         """The fleet as policies see it."""
         now_ms = self._clock.now_ms()
-        agents = {agent: self._agent_view(agent, member, now_ms) for agent, member in self.members.items()}
+        calibrations = self._calibrations()
+        agents = {
+            agent: self._agent_view(agent, member, calibrations, now_ms) for agent, member in self.members.items()
+        }
         links = {
             key: link
             for key, link in self._telemetry.link_views(now_ms).items()
@@ -156,7 +172,21 @@ class FleetRegistry:
         }
         return Fleet(agents=agents, links=links)
 
-    def _agent_view(self, agent: AgentId, member: Member, now_ms: float) -> AgentView:
+    def _calibrations(self) -> dict[str, DeviceCalibration]:
+        """The tightest calibration of each type of device: devices of one type shall not look different by noise.
+
+        What one of them is really slower by (heat, a tired fan) shows in the times of its shards.
+        """
+        best: dict[str, DeviceCalibration] = {}
+        for member in self.members.values():
+            kind, found = member.facts.device_type, member.facts.calibration
+            if kind and found is not None and (kind not in best or found.spread < best[kind].spread):
+                best[kind] = found
+        return best
+
+    def _agent_view(
+        self, agent: AgentId, member: Member, calibrations: Mapping[str, DeviceCalibration], now_ms: float
+    ) -> AgentView:
         facts = member.facts
         table = self._telemetry.agents
         heard = agent in table
@@ -182,4 +212,6 @@ class FleetRegistry:
             power_w=PLATFORMS[facts.platform].power_w if facts.platform in PLATFORMS else 10.0,
             age_ms=age_ms,
             warmed=member.cached,
+            device_type=facts.device_type,
+            calibration=calibrations.get(facts.device_type),
         )

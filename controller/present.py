@@ -15,6 +15,7 @@ from controller.views import (
     Admission,
     AgentOut,
     BlockOut,
+    CalibrationOut,
     DecisionOut,
     EventOut,
     LinkOut,
@@ -31,6 +32,7 @@ from policies.decision import Decision, Prediction
 from policies.fleet import AgentView, LinkView
 from policies.ids import ModelName
 from policies.plan import WHOLE_AXIS, Plan
+from policies.roofline import DeviceCalibration
 from policies.service import ModelProfile, ServiceSpec
 from sla.budget import Budget
 from sla.window import WindowStatus
@@ -125,6 +127,8 @@ def agent_out(member: Member, view: AgentView, telemetry: Telemetry, links: list
         queue_depth=number("queue_depth"),
         temperature_c=number("temperature_c"),
         slowdown=view.slowdown,
+        device_type=member.facts.device_type,
+        calibration=calibration_out(member.facts.calibration),
         peer_address=f"{view.host}:{view.port}",
         seen_host=member.record.seen_host,
         claimed_host=member.facts.claimed_host,
@@ -145,6 +149,16 @@ def agent_out(member: Member, view: AgentView, telemetry: Telemetry, links: list
         ],
         faults=list(member.faults),
     )
+
+
+def calibration_out(calibration: DeviceCalibration | None) -> CalibrationOut | None:
+    if calibration is None:
+        return None
+    return CalibrationOut(
+        matmul_gflops=calibration.matmul_flops_per_s / 1e9, conv_gflops=calibration.conv_flops_per_s / 1e9,
+        copy_gb_per_s=calibration.copy_bytes_per_s / 1e9, launch_ms=calibration.launch_ms, spread=calibration.spread,
+        provider=calibration.provider,
+    )  # fmt: skip
 
 
 def plan_out(

@@ -121,6 +121,18 @@ class LinkOut(BaseModel):
     age_ms: float
 
 
+class CalibrationOut(BaseModel):
+    """What a device does, measured by its agent through its own backend."""
+
+    matmul_gflops: float
+    conv_gflops: float
+    copy_gb_per_s: float
+    launch_ms: float
+    spread: float
+    """How far the estimates lie above the quickest runs, relative."""
+    provider: str
+
+
 class AgentOut(BaseModel):
     id: str
     platform: str
@@ -137,6 +149,10 @@ class AgentOut(BaseModel):
     queue_depth: float | None
     temperature_c: float | None
     slowdown: float
+    device_type: str = ""
+    """The same for devices that run shards alike; profiles of models are kept by it."""
+    calibration: CalibrationOut | None = None
+    """None until it was measured."""
     peer_address: str
     seen_host: str
     claimed_host: str

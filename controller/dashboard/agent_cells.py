@@ -32,8 +32,20 @@ def _identity(agent: AgentOut, colour: str) -> str:
     marks = "".join(f'<span class="tg-tag">{word}</span>' for word in _marks(agent))
     return (
         f'<div class="tg-agent"><i style="background:{colour}"></i><div><b title="{escape(agent.id)}">'
-        f'{escape(short_name(agent.id, 26))}</b><div class="tg-muted">{escape(agent.platform)} · {escape(agent.zone)}{marks}</div></div></div>'
+        f'{escape(short_name(agent.id, 26))}</b><div class="tg-muted"{_calibrated(agent)}>{escape(agent.platform)} · {escape(agent.zone)}{marks}</div></div></div>'
     )
+
+
+def _calibrated(agent: AgentOut) -> str:
+    """What the device was measured to do, as a tooltip; nothing until it was."""
+    found = agent.calibration
+    if found is None:
+        return ""
+    text = (
+        f"matrix products {found.matmul_gflops:.1f} GFLOP/s, convolutions {found.conv_gflops:.1f} GFLOP/s, "
+        f"memory {found.copy_gb_per_s:.1f} GB/s, launch {found.launch_ms:.2f} ms (measured through {found.provider})"
+    )
+    return f' title="{escape(text)}"'
 
 
 def _marks(agent: AgentOut) -> list[str]:

@@ -226,6 +226,19 @@ async def test_release_unloads_what_only_older_epochs_needed(lab, fleet, until):
     assert one.models() == {}
 
 
+async def test_a_device_is_calibrated_once_and_says_so_at_every_hello(lab, until):
+    one = await lab.start("one")
+    reports = lab.door.reports
+    await until(lambda: any(r.calibration is not None for r in reports.get(one.agent_id, [])))
+    found = next(r.calibration for r in reports[one.agent_id] if r.calibration is not None)
+    assert found.provider == "emulated", "it is measured as what it is"
+    assert (lab.facts(one).device_type.rsplit("-", 1)[0], lab.facts(one).calibration) == ("ascend310p-emulated", None)
+    await lab.stop("one")
+    again = await lab.start("one")
+    await until(lambda: lab.facts(again).calibration is not None)
+    assert lab.facts(again).calibration == found, "a restart does not measure again"
+
+
 async def test_only_emulated_links_can_be_shaped(lab, fleet, until):
     one, two = await _serve_over_two(lab, fleet, until)
     await lab.door.ask(one.agent_id, ShapeLink(peer=two.agent_id, delay_ms=40.0))

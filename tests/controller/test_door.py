@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -41,10 +42,16 @@ from controller.state import State
 from controller.store import Store
 from controller.telemetry import Telemetry
 from policies.ids import AgentId, BlobHash, ServiceId
+from policies.roofline import DeviceCalibration
 from sla.errors import AgentLostError, InvalidInputError, NotFoundError, RefusedError
 
 BLOB = bytes(range(256)) * 4096
 BLOB_HASH = BlobHash(hashlib.sha256(BLOB).hexdigest())
+
+
+CALIBRATION = DeviceCalibration(
+    matmul_flops_per_s=6e10, conv_flops_per_s=5e10, copy_bytes_per_s=1e10, launch_ms=0.05, spread=0.04
+)
 
 
 class Blobs:
@@ -210,6 +217,10 @@ async def test_an_unknown_and_an_expired_token_are_refused_in_a_sentence(centre:
         {"zone": "../.."},
         {"slowdown": float("nan")},
         {"slowdown": 0.0},
+        {"device_type": "a b"},
+        {"device_type": "x" * 64},
+        {"calibration": msgspec.structs.replace(CALIBRATION, conv_flops_per_s=0.0)},
+        {"calibration": msgspec.structs.replace(CALIBRATION, launch_ms=float("nan"))},
         {"memory_budget_bytes": -1},
         {"memory_budget_bytes": 1 << 60},
         {"peer_port": 70_000},
@@ -366,6 +377,21 @@ async def test_a_report_reaches_telemetry_and_its_unsound_parts_do_not(centre: C
     assert centre.telemetry.link_views(0.0) == {}
     assert centre.fleet.members[agent].cached == {BLOB_HASH}
     assert [len(fault) for fault in centre.fleet.members[agent].faults] == [300]
+
+
+async def test_a_calibration_comes_with_the_hello_or_later_and_an_impossible_one_is_dropped(centre: Centre) -> None:
+    device = await centre.joined()
+    connection = await centre.hello(device, device_type="rk3588-1", calibration=CALIBRATION)
+    agent = device.agent_id
+    assert agent is not None
+    assert centre.fleet.view().agents[agent].calibration == CALIBRATION
+    finer = msgspec.structs.replace(CALIBRATION, spread=0.01, conv_flops_per_s=4e10)
+    await centre.report(connection, calibration=finer)
+    assert centre.fleet.view().agents[agent].calibration == finer
+    centre.heard.clear()
+    await centre.report(connection, calibration=msgspec.structs.replace(finer, copy_bytes_per_s=-1.0))
+    assert centre.fleet.view().agents[agent].calibration == finer
+    assert centre.telemetry.dropped == 1
 
 
 async def test_reports_pass_while_a_bulk_transfer_fills_its_own_connection(centre: Centre) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from controller.records import AgentRecord
 from controller.settings import SuspicionSettings
 from controller.telemetry import Telemetry
 from policies.ids import AgentId
+from policies.roofline import DeviceCalibration
 
 A, B = AgentId("a"), AgentId("b")
 SETTINGS = SuspicionSettings()
@@ -89,6 +91,22 @@ def test_a_connected_agent_that_falls_silent_is_suspected_then_lost_within_secon
     assert connection.closed, "it must say hello again, which brings it up to date"
     assert fleet.registry.look() == [], "it is lost once"
     assert fleet.kinds().count("agent-lost") == 1
+
+
+def test_devices_of_one_type_are_taken_to_be_alike_by_the_tightest_calibration(fleet: Fleet) -> None:
+    rough, tight = (
+        DeviceCalibration(
+            matmul_flops_per_s=rate, conv_flops_per_s=rate, copy_bytes_per_s=1e9, launch_ms=1.0, spread=spread
+        )
+        for rate, spread in ((1e9, 0.3), (2e9, 0.02))
+    )
+    for agent, found in ((A, rough), (B, tight)):
+        fleet.facts = msgspec.structs.replace(fleet.facts, device_type="rk3588-1")
+        fleet.join(agent)
+        fleet.registry.calibrated(agent, found)
+    seen = fleet.registry.view().agents
+    assert [seen[agent].calibration for agent in (A, B)] == [tight, tight]
+    assert fleet.registry.members[A].facts.calibration == rough, "what it said itself is kept and shown"
 
 
 def test_a_late_report_clears_the_suspicion(fleet: Fleet) -> None:
