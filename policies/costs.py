@@ -240,13 +240,13 @@ class CostModel:
 
     def variation(self, stage: StageName, agent: AgentId, span: Span) -> float:
         """Standard deviation of a run over its mean."""
-        known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+        known = self._known(stage, agent, span)
         prior = self.settings.run_variation
         return prior if known is None else prior + known[1] * (known[2] - prior)
 
     def trust(self, stage: StageName, agent: AgentId, span: Span) -> float:
         """How much of a shard's time is measurement rather than model, [0, 1]."""
-        known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+        known = self._known(stage, agent, span)
         return 0.0 if known is None else known[1]
 
     def python_ms(self, view: ServiceView, stage: PythonStage, agent: AgentId | None) -> float:
@@ -335,8 +335,14 @@ class CostModel:
         """What measured runs on the agent say of shards that were not measured there, as a factor."""
         return math.exp(self.calibration.agents.get(agent, self.calibration.fleet))
 
+    def _known(self, stage: StageName, agent: AgentId, span: Span) -> tuple[float, float, float] | None:
+        """What was measured of a shard, see `Calibration.shards`."""
+        if not self.calibration.shards:  # Saves building the key, of which a search would build thousands.
+            return None
+        return self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+
     def _ratio(self, stage: StageName, agent: AgentId, span: Span) -> float:
-        known = self.calibration.shards.get(measure_key(stage, agent, span.start, span.stop))
+        known = self._known(stage, agent, span)
         if known is not None:
             return known[0]
         return self.calibration.agents.get(agent, self.calibration.fleet)

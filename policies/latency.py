@@ -6,6 +6,7 @@ always sums to one and a quantile is never under-stated by losing the tail.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Distribution:
     mass: Floats
 
     def mean_ms(self) -> float:
-        return float(self.mass @ np.arange(self.grid.bins)) * self.grid.step_ms
+        return (float(self.mass @ _edges(self.grid.bins)) - 0.5) * self.grid.step_ms
 
     def std_ms(self) -> float:
         points = np.arange(self.grid.bins) * self.grid.step_ms
@@ -66,11 +67,17 @@ class Distribution:
 
     def quantile_ms(self, q: float) -> float:
         """The smallest time that a share `q` of requests does not exceed, interpolated inside its bin."""
-        reached = np.cumsum(self.mass)
-        at = min(int(np.searchsorted(reached, q)), self.grid.bins - 1)
-        below = float(reached[at - 1]) if at else 0.0
-        inside = (q - below) / max(float(self.mass[at]), 1e-15)
-        return max(0.0, (at - 0.5 + min(1.0, max(0.0, inside))) * self.grid.step_ms)
+        return self.quantiles_ms((q,))[0]
+
+    def quantiles_ms(self, shares: Sequence[float]) -> list[float]:
+        """`quantile_ms` of each share."""
+        reached, found = np.cumsum(self.mass), []
+        for q in shares:
+            at = min(int(reached.searchsorted(q)), self.grid.bins - 1)
+            below = float(reached[at - 1]) if at else 0.0
+            inside = (q - below) / max(float(self.mass[at]), 1e-15)
+            found.append(max(0.0, (at - 0.5 + min(1.0, max(0.0, inside))) * self.grid.step_ms))
+        return found
 
     def exceeds(self, limit_ms: float) -> float:
         """Probability of more than `limit_ms`."""
@@ -136,8 +143,7 @@ def mixture(parts: Sequence[tuple[float, Distribution]]) -> Distribution:
 def _from_cdf(grid: Grid, reached: Floats) -> Distribution:
     closed = np.minimum(reached, 1.0)
     closed[-1] = 1.0
-    mass = np.diff(closed, prepend=0.0)
-    return Distribution(grid, np.maximum(mass, 0.0))
+    return Distribution(grid, np.maximum(_steps(closed), 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,52 +161,103 @@ def pipeline(grid: Grid, alone: Track, stages: Sequence[Sequence[Track]]) -> Dis
 
     The same as `series` over `parallel` over `lognormal` and `waiting`, with all parts in one array (ten times faster).
     """
-    tracks = [alone, *(track for stage in stages for track in stage)]
-    owner = [at for at, track in enumerate(tracks) for _ in track.queues]
-    runs = _lognormals(grid, tracks)
-    waits = _waits(grid, [queue for track in tracks for queue in track.queues])
-    spectra = np.fft.rfft(np.concatenate([runs, waits]), 2 * grid.bins, axis=1)
-    whole = spectra[: len(tracks)].copy()
-    for queue, at in enumerate(owner):
-        whole[at] *= spectra[len(tracks) + queue]
-    reached = np.cumsum(_folded(np.fft.irfft(whole, 2 * grid.bins, axis=1), grid.bins), axis=1)
-    parts, at = [_steps(reached[0])], 1
-    for stage in stages:
-        parts.append(_steps(reached[at : at + len(stage)].prod(axis=0)))
-        at += len(stage)
-    total = np.fft.irfft(np.fft.rfft(np.stack(parts), 2 * grid.bins, axis=1).prod(axis=0), 2 * grid.bins)
-    return Distribution(grid, _folded(total[None], grid.bins)[0])
+    return pipelines([Course(grid, alone, stages)])[0]
 
 
-def _lognormals(grid: Grid, tracks: Sequence[Track]) -> Floats:
-    mean = np.maximum(np.array([[t.mean_ms] for t in tracks]), 0.5 * grid.step_ms)
-    std = np.maximum(np.array([[t.std_ms] for t in tracks]), 0.25 * grid.step_ms)
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One pipeline to put on its grid: see `pipeline`."""
+
+    grid: Grid
+    alone: Track
+    stages: Sequence[Sequence[Track]]
+
+    def tracks(self) -> list[Track]:
+        return [self.alone, *(track for stage in self.stages for track in stage)]
+
+
+def pipelines(courses: Sequence[Course]) -> list[Distribution]:
+    """`pipeline` of each course; all must have grids of equally many bins. One pass over all of them costs little more than one."""
+    bins = courses[0].grid.bins
+    tracks = [(course.grid.step_ms, track) for course in courses for track in course.tracks()]
+    queues = [(step, *queue, at) for at, (step, track) in enumerate(tracks) for queue in track.queues]
+    whole = np.fft.rfft(_lognormals(tracks, bins), 2 * bins, axis=1)
+    if queues:
+        waits = np.fft.rfft(_waits(queues, bins), 2 * bins, axis=1)
+        for (*_, at), spectrum in zip(queues, waits, strict=True):
+            whole[at] *= spectrum
+    masses = _folded(np.fft.irfft(whole, 2 * bins, axis=1), bins)
+    return [Distribution(c.grid, mass) for c, mass in zip(courses, _summed(courses, masses, bins), strict=True)]
+
+
+def _summed(courses: Sequence[Course], masses: Floats, bins: int) -> list[Floats]:
+    """Per course the sum of its first row and, for each stage, the slowest of its rows; rows as in `Course.tracks`."""
+    firsts, parts, owner, at = [], [], [], 0
+    for number, course in enumerate(courses):
+        firsts.append(masses[at])
+        at += 1
+        for stage in course.stages:
+            parts.append(np.cumsum(masses[at : at + len(stage)], axis=1).prod(axis=0))
+            owner.append(number)
+            at += len(stage)
+    if not parts:
+        return firsts
+    several = sorted(set(owner))
+    rows = np.concatenate([np.stack([firsts[number] for number in several]), _steps(np.stack(parts))])
+    spectra = np.fft.rfft(rows, 2 * bins, axis=1)
+    total = spectra[: len(several)]
+    for spectrum, number in zip(spectra[len(several) :], owner, strict=True):
+        total[several.index(number)] *= spectrum
+    for number, mass in zip(several, _folded(np.fft.irfft(total, 2 * bins, axis=1), bins), strict=True):
+        firsts[number] = mass
+    return firsts
+
+
+def _lognormals(tracks: Sequence[tuple[float, Track]], bins: int) -> Floats:
+    """Masses [T, bins] of the summed run and link times of (step, track)."""
+    mean = np.array([[max(track.mean_ms / step, 0.5)] for step, track in tracks])
+    std = np.array([[max(track.std_ms / step, 0.25)] for step, track in tracks])
     sigma2 = np.log1p((std / mean) ** 2)
-    z = (np.log(grid.edges_ms()) - np.log(mean) + sigma2 / 2.0) / np.sqrt(sigma2)
-    return _masses(normal_cdf(z))
+    z = (_log_edges(bins) + (sigma2 / 2.0 - np.log(mean))) / np.sqrt(sigma2)
+    reached = normal_cdf(z)
+    reached[:, -1] = 1.0
+    return _steps(reached)
 
 
-def _waits(grid: Grid, queues: Sequence[tuple[float, float]]) -> Floats:
-    busy = np.clip(np.array([[b] for b, _ in queues]).reshape(-1, 1), 1e-6, 1.0)
-    wait = np.maximum(np.array([[w] for _, w in queues]).reshape(-1, 1), 1e-6)
-    return _masses(1.0 - busy * np.exp(-grid.edges_ms() * (busy / wait)))
+def _waits(queues: Sequence[tuple[float, float, float, int]], bins: int) -> Floats:
+    """Masses [Q, bins] of the waits of (step, utilisation, mean wait, ...)."""
+    busy = np.array([[min(max(busy, 1e-6), 1.0)] for _, busy, _, _ in queues])
+    wait = np.array([[max(wait, 1e-6) / step] for step, _, wait, _ in queues])
+    reached = 1.0 - busy * np.exp(_edges(bins) * (-busy / wait))
+    reached[:, -1] = 1.0
+    return _steps(reached)
 
 
-def _masses(reached: Floats) -> Floats:
-    closed = np.minimum(reached, 1.0)
-    closed[:, -1] = 1.0
-    return _steps(closed)
+@functools.cache
+def _edges(bins: int) -> Floats:
+    """Upper edges of the bins of a grid whose step is one."""
+    edges = np.arange(bins, dtype=np.float64) + 0.5
+    edges.setflags(write=False)
+    return np.asarray(edges, dtype=np.float64)
+
+
+@functools.cache
+def _log_edges(bins: int) -> Floats:
+    logs: Floats = np.log(_edges(bins))
+    logs.setflags(write=False)
+    return logs
 
 
 def _steps(reached: Floats) -> Floats:
     """Masses of cumulated masses along the last axis; `np.diff` with `prepend`, without its copies."""
     mass = reached.copy()
     mass[..., 1:] -= reached[..., :-1]
-    return mass
+    return np.asarray(mass, dtype=np.float64)
 
 
 def _folded(wide: Floats, bins: int) -> Floats:
     """Rows cut to the grid, with what lies beyond it in the last bin."""
     mass = np.maximum(wide[:, :bins], 0.0)
     mass[:, -1] += np.maximum(0.0, 1.0 - mass.sum(axis=1))
-    return np.asarray(mass / mass.sum(axis=1, keepdims=True), dtype=np.float64)
+    mass /= mass.sum(axis=1, keepdims=True)
+    return np.asarray(mass, dtype=np.float64)

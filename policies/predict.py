@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from policies.costs import MAX_BUSY, CostModel, Load, PredictSettings, mean_wait
 from policies.decision import Prediction
 from policies.fleet import AgentView
 from policies.ids import AgentId, ServiceId
-from policies.latency import Distribution, Grid, Track, normal_cdf_at, pipeline
+from policies.latency import Course, Distribution, Grid, Track, normal_cdf_at, pipelines
 from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of
 from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
 from policies.service import OnnxStage, PythonStage
@@ -82,9 +82,15 @@ class Predictor:
 
     def predict(self, plan: Plan) -> Prediction:
         """Raises NotFoundError when the plan names an agent or a model that the snapshot does not have."""
-        loads = self._loads(plan)
-        totals = self._walk(plan, loads)
-        times = self._latency(totals)
+        return self.predict_all([plan])[0]
+
+    def predict_all(self, plans: Sequence[Plan]) -> list[Prediction]:
+        """`predict` of each plan, with their distributions in one pass."""
+        walked = [(plan, loads := self._loads(plan), self._walk(plan, loads)) for plan in plans]
+        times = pipelines([self._course(totals) for _, _, totals in walked]) if walked else []
+        return [self._judged(*parts, spread) for parts, spread in zip(walked, times, strict=True)]
+
+    def _judged(self, plan: Plan, loads: dict[AgentId, Load], totals: _Totals, times: Distribution) -> Prediction:
         scale = self._scale(plan)
         held = held_by(self.costs, self.view, plan)
         memory = {a: size + self.foreign_memory.get(a, 0) for a, size in sorted(memory_of(held).items())}
@@ -92,7 +98,8 @@ class Predictor:
         saturation = max((min(1.0, loads[a].busy) for a in totals.busy_ms), default=0.0)
         jitter = math.sqrt(sum(max((lane.jitter_variance for lane in lanes), default=0.0) for lanes in totals.stages))
         availability = availability_of(plan, self.costs.agents, self.link_up, self.entry)
-        quantiles: dict[Percentile, float] = {name: times.quantile_ms(q) * scale for name, q in SHARE_OF.items()}
+        found = times.quantiles_ms(tuple(SHARE_OF.values()))
+        quantiles: dict[Percentile, float] = {name: at * scale for name, at in zip(SHARE_OF, found, strict=True)}
         energy = totals.energy_j
         move_bytes, move_ms = self._move(held)
         return Prediction(
@@ -127,7 +134,10 @@ class Predictor:
         return {agent: size + self.foreign_memory.get(agent, 0) for agent, size in memory_of(both).items()}
 
     def _loads(self, plan: Plan) -> dict[AgentId, Load]:
-        loads = {agent: Load(load.busy, load.second_ms) for agent, load in self.background.items()}
+        """What keeps the agents of a plan and the entry busy when the plan runs."""
+        involved = plan.agents() if self.entry is None else plan.agents() | {self.entry}
+        before = ((agent, self.background.get(agent)) for agent in sorted(involved))
+        loads = {agent: Load(load.busy, load.second_ms) for agent, load in before if load is not None}
         self.costs.add_load(loads, self.view, plan)
         return loads
 
@@ -194,11 +204,14 @@ class Predictor:
         totals.energy_j += self.costs.agents[agent].power_w * run_ms / 1000.0
 
     def _latency(self, totals: _Totals) -> Distribution:
+        return pipelines([self._course(totals)])[0]
+
+    def _course(self, totals: _Totals) -> Course:
         lanes = [max(lanes, key=_LaneTime.expected_ms) for lanes in totals.stages if lanes]
         expected = sum(lane.expected_ms() for lane in lanes)
         grid = Grid.up_to(1.5 * expected + 6.0 * math.sqrt(sum(lane.spread() for lane in lanes)) + 1.0)
         alone = _track([lanes[0] for lanes in totals.stages if len(lanes) == 1])
-        return pipeline(grid, alone, [[_track([lane]) for lane in s] for s in totals.stages if len(s) > 1])
+        return Course(grid, alone, [[_track([lane]) for lane in s] for s in totals.stages if len(s) > 1])
 
     def _capacity(self, totals: _Totals, loads: dict[AgentId, Load]) -> tuple[float, str]:
         """Requests per second that the tightest agent or link carries, and its name in words."""
@@ -281,12 +294,13 @@ def availability_of(
 ) -> float:
     """Share of time in which every stage has all agents and links of its lanes, or one of its fallbacks and the link to it.
 
-    Exact over the up and down states of the plan's agents, which fail independently; beyond
-    `EXACT_AVAILABILITY_AGENTS` agents stages are taken as independent. Links fail independently of all else, per stage.
+    Exact over the up and down states of the plan's agents, which fail independently; beyond `EXACT_AVAILABILITY_AGENTS`
+    agents, and where no agent serves twice, stages are taken as independent. Links fail independently of all else, per stage.
     """
     ways = [_Ways.of(stage, link_up, entry) for stage in plan.stages]
     involved = sorted(frozenset().union(*(way.lane for way in ways), *(way.backups for way in ways)))
-    if len(involved) > EXACT_AVAILABILITY_AGENTS:
+    apart = sum(len(way.lane) + len(way.backups) for way in ways) == len(involved)
+    if apart or len(involved) > EXACT_AVAILABILITY_AGENTS:
         return math.prod(_alone(way, agents) for way in ways)
     up = np.array([_share_up(agents, agent) for agent in involved])
     states = _up_and_down(len(involved))

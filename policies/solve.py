@@ -118,7 +118,7 @@ def _plans(
         for rows in dict.fromkeys(rows for _, rows in found)
     ]  # fmt: skip
     spares = _narrowed(p, spare or everybody, s.agents)
-    scored = [_scored(p, with_fallbacks(p, plan, spares), w) for plan in plans]
+    scored = _scored(p, [with_fallbacks(p, plan, spares) for plan in plans], w)
     return _loadable(p, scored, agents)
 
 
@@ -134,7 +134,7 @@ def _longer(
     for agents in (_narrowed(p, everybody, MAX_DEVICES), roomy):
         plan = plan_for(p, agents, objective)
         if plan is not None:
-            return [_scored(p, with_fallbacks(p, plan, _narrowed(p, everybody, s.agents)), w)]
+            return _scored(p, [with_fallbacks(p, plan, _narrowed(p, everybody, s.agents))], w)
     return []
 
 
@@ -238,10 +238,14 @@ def _headroom(p: Predictor) -> str:
     return f"{100 * p.settings.memory_headroom:.0f} %"
 
 
-def _scored(p: Predictor, plan: Plan, weights: Weights) -> Scored:
-    prediction = p.predict(plan)
-    value = score(prediction, p.view.contract, weights) + bias(plan, p.view.constraints, p.costs.agents)
-    return Scored(plan=plan, prediction=prediction, score=value)
+def _scored(p: Predictor, plans: Sequence[Plan], weights: Weights) -> list[Scored]:
+    return [
+        Scored(
+            plan=plan, prediction=prediction,
+            score=score(prediction, p.view.contract, weights) + bias(plan, p.view.constraints, p.costs.agents),
+        )
+        for plan, prediction in zip(plans, p.predict_all(plans), strict=True)
+    ]  # fmt: skip
 
 
 def _loadable(p: Predictor, scored: list[Scored], agents: Sequence[AgentView]) -> list[Scored]:
