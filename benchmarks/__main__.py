@@ -22,6 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(NAMES)}; all if none is given")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--quick", action="store_true", help="fewer runs, for a first impression")
+    parser.add_argument("--base-url", metavar="URL", help="of the model that `llm` measures, OpenAI-compatible")
+    parser.add_argument("--model", help="its name there")
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.names if name not in NAMES]
     if unknown:
@@ -29,8 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=False)
     rows: list[Row] = []
     for name in chosen.names or NAMES:
+        options = {"base_url": chosen.base_url, "model": chosen.model} if name == "llm" else {}
         try:
-            found = importlib.import_module(f"benchmarks.{name}").run(quick=chosen.quick)
+            found = importlib.import_module(f"benchmarks.{name}").run(quick=chosen.quick, **options)
         except TidegateError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 2

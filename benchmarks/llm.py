@@ -1,7 +1,8 @@
 """The LLM beside the solver: 200 generated decisions of five kinds, whatever model there is, and what must hold with any.
 
-`TIDEGATE_LLM_BASE_URL` and `TIDEGATE_LLM_MODEL` name a real endpoint. Without them a recorded stand-in answers at random, as a model
-of 135 million parameters was seen to do: the rows about choices then say nothing about any model, the goals still must hold.
+`--base-url` and `--model` (or `TIDEGATE_LLM_BASE_URL` and `TIDEGATE_LLM_MODEL`; the key in `TIDEGATE_LLM_API_KEY`) name a real
+endpoint. Without them a stand-in answers at random, as a model of 135 million parameters was seen to do: the rows about
+choices then say nothing about any model, the goals still must hold.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -23,7 +26,7 @@ from benchmarks.llm_server import Answer, LlmServer, says
 from controller.clock import SystemClock
 from controller.events import EventLog
 from controller.llm import LlmAdvisor
-from controller.llm_endpoint import LlmEndpoint, LlmUnusableError
+from controller.llm_endpoint import Completion, LlmEndpoint, LlmUnusableError
 from controller.settings import LlmSettings
 from policies.admit import SCORE_TOLERANCE, admit
 from policies.decide import Keep, Memory, decide
@@ -44,24 +47,34 @@ class Tally(msgspec.Struct):
     chance: list[float] = []
     before: list[float] = []
     after: list[float] = []
-    tokens: list[int] = []
+    completions: list[Completion] = []
     seconds: list[float] = []
+    failed: Counter[str] = Counter()
+    """Why there was no completion, or `malformed`."""
 
 
-def run(quick: bool) -> list[Row]:
+def run(quick: bool, base_url: str | None = None, model: str | None = None) -> list[Row]:
     """See `benchmarks`."""
-    return asyncio.run(_run(quick))
+    return asyncio.run(_run(quick, base_url, model))
 
 
-async def _run(quick: bool) -> list[Row]:
-    url, model = os.environ.get("TIDEGATE_LLM_BASE_URL"), os.environ.get("TIDEGATE_LLM_MODEL", "default")
+async def _run(quick: bool, base_url: str | None, named: str | None) -> list[Row]:
+    url = base_url or os.environ.get("TIDEGATE_LLM_BASE_URL")
+    model = named or os.environ.get("TIDEGATE_LLM_MODEL", "default")
     chance = random.Random(7)
     async with LlmServer(lambda request: _at_random(request, chance)) as stand_in:
-        settings = LlmSettings(base_url=url or stand_in.url, model=model, deadline_s=120.0, tokens_per_hour=10**9)
+        settings = LlmSettings(
+            base_url=url or stand_in.url, model=model, api_key=os.environ.get("TIDEGATE_LLM_API_KEY"), deadline_s=120.0,
+            tokens_per_hour=10**9,
+        )  # fmt: skip
         endpoint = LlmEndpoint(settings, SystemClock())
         tally = Tally()
-        for scenario in scenarios(QUICK_SCENARIOS if quick else SCENARIOS):
+        count = QUICK_SCENARIOS if quick else SCENARIOS
+        for number, scenario in enumerate(scenarios(count), start=1):
             await _one(scenario, endpoint, tally)
+            if url and number % 10 == 0:
+                said = statistics.fmean(tally.seconds)
+                print(f"{number} of {count} decisions, {said:.1f} s each", file=sys.stderr, flush=True)
         await endpoint.close()
     note = f"model {model}" if url else "a stand-in that answers at random: no model is measured"
     rows = _rows(tally, note)
@@ -94,10 +107,26 @@ def _rows(tally: Tally, note: str) -> list[Row]:
         Row(name="regret before the gate, worst", value=max(tally.before, default=0.0), unit="score", runs=runs),
         Row(name="regret after the gate, mean", value=statistics.fmean(tally.after), unit="score", runs=runs),
         at_most("regret after the gate, worst", max(tally.after), "score", SCORE_TOLERANCE + 1e-6, runs=runs),
-        Row(name="tokens per decision", value=statistics.median(tally.tokens or [0]), unit="tokens", runs=runs),
-        Row(name="time per decision", value=statistics.median(tally.seconds), unit="s", runs=runs),
-    ]
+        *_token_rows(tally.completions),
+        Row(name="time per decision", value=statistics.median(tally.seconds), unit="s", runs=runs, note=_why(tally.failed)),
+    ]  # fmt: skip
     return rows
+
+
+def _token_rows(completions: list[Completion]) -> list[Row]:
+    figures = {
+        "prompt tokens per decision": [each.prompt_tokens for each in completions],
+        "of these in the server's prompt cache": [each.cached_tokens for each in completions],
+        "answer tokens per decision": [each.output_tokens for each in completions],
+    }
+    return [
+        Row(name=name, value=statistics.median(values or [0]), unit="tokens", runs=len(values))
+        for name, values in figures.items()
+    ]
+
+
+def _why(failed: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(failed.items())) or "all of them answered"
 
 
 async def _one(scenario: Scenario, endpoint: LlmEndpoint, tally: Tally) -> None:
@@ -108,12 +137,14 @@ async def _one(scenario: Scenario, endpoint: LlmEndpoint, tally: Tally) -> None:
     readable = referring = False
     try:
         completion = await endpoint.complete(question.messages, question.schema, 120.0)
-        tally.tokens.append(completion.prompt_tokens + completion.output_tokens)
+        tally.completions.append(completion)
         readable = _has_action(completion.text)
         judged = judge(parse(completion.text, question), question, scenario.snapshot)
         referring = True
-    except (LlmUnusableError, Malformed):
-        pass  # Counted as not readable, or as naming what was not offered.
+    except LlmUnusableError as error:
+        tally.failed[error.reason] += 1
+    except Malformed:
+        tally.failed["malformed"] += 1
     tally.seconds.append(time.perf_counter() - began_s)
     tally.readable.append(readable)
     tally.referring.append(referring)
@@ -147,8 +178,8 @@ def _select(name: str) -> str:
 
 def _at_random(request: dict[str, object], chance: random.Random) -> Answer:
     schema = request.get("response_format")
-    names = schema["json_schema"]["schema"]["properties"]["candidate"]["enum"]  # type: ignore[index]
-    return says(_select(chance.choice([name for name in names if name])))
+    forms = schema["json_schema"]["schema"]["anyOf"]  # type: ignore[index]
+    return says(_select(chance.choice(forms[0]["properties"]["candidate"]["enum"])))
 
 
 # --- what must hold with any model

@@ -56,6 +56,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt's, those that the server had read before (its prompt cache), where it says so."""
 
 
 class LlmEndpoint:
@@ -223,8 +225,10 @@ def _completion(body: bytes) -> Completion:
     if finish == "content_filter":
         raise LlmUnusableError("refusal", "The model's reply was filtered.")
     counted = usage if isinstance(usage, dict) else {}
+    details = counted.get("prompt_tokens_details")
     return Completion(
         text=content,
+        cached_tokens=_count(details.get("cached_tokens"), 0) if isinstance(details, dict) else 0,
         prompt_tokens=_count(counted.get("prompt_tokens"), 0),
         output_tokens=_count(counted.get("completion_tokens"), len(content) // 4 + 1),
     )

@@ -10,10 +10,11 @@ import msgspec
 
 from policies.constraints import in_words
 from policies.ids import ServiceId
-from policies.llm import MAX_AGENTS, MAX_INTENT, Message, answer_schema
+from policies.llm import MAX_AGENTS, MAX_INTENT, Message
 from policies.llm_names import Aliases, Named, fenced
 from policies.llm_reply import Malformed, parse_reply
 from policies.llm_resolve import Wish, wishes_of
+from policies.llm_schema import intent_schema
 from policies.snapshot import Snapshot
 
 SYSTEM = """You turn an operator's sentence about a service that runs on edge devices into rules for its planner.
@@ -64,7 +65,7 @@ def ask_intent(snapshot: Snapshot, service_id: ServiceId, text: str, minute_of_d
     return IntentQuestion(
         service_id=service_id,
         messages=messages,
-        schema=_schema(),
+        schema=intent_schema(),
         named=aliases.named(agents),
         minute_of_day=minute_of_day,
     )
@@ -93,21 +94,3 @@ def wish_in_words(wish: Wish, minute_of_day: float) -> str:
 def _clock(minute: float) -> str:
     day = " tomorrow" if minute >= 1440 else ""
     return f"{int(minute) % 1440 // 60:02}:{int(minute) % 60:02}{day}"
-
-
-def _schema() -> dict[str, object]:
-    whole = answer_schema([])
-    properties = dict(whole["properties"])  # type: ignore[call-overload]
-    rule = {**properties["rules"]["items"]}
-    times = {name: {"type": "string", "maxLength": 5} for name in ("start", "until")}
-    rule["properties"] = {**rule["properties"], **times}
-    return {
-        "type": "object",
-        "properties": {
-            "action": {"type": "string", "enum": ["constrain", "keep"]},
-            "rules": {"type": "array", "items": rule, "maxItems": 4},
-            "rationale": {"type": "string", "maxLength": 300},
-        },
-        "required": ["action", "rules", "rationale"],
-        "additionalProperties": False,
-    }

@@ -125,7 +125,7 @@ async def asked(endpoint: Endpoint, clock: Any, snapshot: Snapshot) -> AsyncIter
 
 def select(request: dict[str, Any]) -> Answer:
     """The best one, in the words of somebody who cannot help being friendly."""
-    found = re.search(r"(C\d+): meets SLA: \w+; score [\d.]+ \(the best\)", request["messages"][1]["content"])
+    found = re.search(r"(C\d+): meets SLA: \w+, score best", request["messages"][1]["content"])
     name = found.group(1) if found else "C1"
     return says(f'Sure!\n```json\n{{"action": "select", "candidate": "{name}", "rationale": "it is faster"}}\n```')
 
