@@ -262,7 +262,7 @@ class Agent:
         device = self._settings.device
         return open_backend(
             device.platform, path, emulate=device.emulate, budget_bytes=device.budget_bytes, input_names=file.inputs,
-            output_names=file.outputs, threads=device.threads,
+            output_names=file.outputs, threads=device.threads, remember=device.remember,
         )  # fmt: skip
 
     def _open_workload(self, path: Path) -> InferenceBackend:

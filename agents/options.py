@@ -32,6 +32,10 @@ def add_options(parser: argparse.ArgumentParser, *, positional: bool = False) ->
         help="with --emulate: runs take X times as long as on one core of this machine (default: the platform's)",
     )  # fmt: skip
     parser.add_argument(
+        "--remember", action="store_true",
+        help="with --emulate: compute each input once, later only spend its time (for many devices on one machine)",
+    )  # fmt: skip
+    parser.add_argument(
         "--dir", default=default_directory(), help="the agent's key, certificate, shard cache and routes"
     )
     parser.add_argument("--zone", default="default")

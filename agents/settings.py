@@ -38,6 +38,8 @@ class DeviceSettings:
 
     platform: Platform
     emulate: bool = False
+    remember: bool = False
+    """An emulated device computes each input once."""
     zone: str = "default"
     name: str = ""
     """What the device calls itself; empty for the host's name."""
@@ -109,6 +111,7 @@ def settings_from(options: argparse.Namespace) -> AgentSettings:
         device=DeviceSettings(
             platform=_platform(options),
             emulate=options.emulate,
+            remember=options.remember,
             zone=options.zone,
             name=options.name,
             is_cloud=options.cloud,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.backends.base import Array, Tensors
 from agents.backends.onnx import OnnxBackend
+from agents.backends.remembered import Measured, Remembered
 from sla.errors import ModelError
 
 
@@ -30,8 +31,9 @@ class EmulatedBackend:
         sleep: Callable[[float], None] = time.sleep,
         cpu_time_s: Callable[[], float] = time.thread_time,
         wall_time_s: Callable[[], float] = time.perf_counter,
+        remember: bool = False,
     ) -> None:
-        """Raises ModelError if the file alone is more than the device's memory."""
+        """`remember`: compute each input once (see `agents.backends.remembered`). Raises ModelError if the file alone is more than the device's memory."""
         size_bytes = path.stat().st_size
         if size_bytes > budget_bytes:
             raise ModelError(
@@ -41,15 +43,20 @@ class EmulatedBackend:
         self._inner = OnnxBackend(path, threads=1)
         self._slowdown = slowdown
         self._sleep, self._cpu_time_s, self._wall_time_s = sleep, cpu_time_s, wall_time_s
+        self._measured = Remembered(self._compute).run if remember else self._compute
 
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, Array]:
-        began_wall_s, began_cpu_s = self._wall_time_s(), self._cpu_time_s()
-        results = self._inner.run(inputs, outputs)
-        device_s = self._slowdown * (self._cpu_time_s() - began_cpu_s)
-        left_s = device_s - (self._wall_time_s() - began_wall_s)
+        began_wall_s = self._wall_time_s()
+        results, cpu_s = self._measured(inputs, outputs)
+        left_s = self._slowdown * cpu_s - (self._wall_time_s() - began_wall_s)
         if left_s > 0:
             self._sleep(left_s)
         return results
+
+    def _compute(self, inputs: Tensors, outputs: Sequence[str]) -> Measured:
+        began_s = self._cpu_time_s()
+        results = self._inner.run(inputs, outputs)
+        return results, self._cpu_time_s() - began_s
 
     def close(self) -> None:
         self._inner.close()

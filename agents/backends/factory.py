@@ -24,14 +24,15 @@ def open_backend(
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     threads: int = 1,
+    remember: bool = False,
 ) -> InferenceBackend:
     """The shard file at `path`, loaded on `platform` (or on its emulation, limited to `budget_bytes`).
 
-    A device whose accelerator cannot run the file runs it on its CPU, and the backend's `fault` says so. Raises ModelError.
+    `remember`: an emulated device computes each input once. A device whose accelerator cannot run the file runs it on its CPU, and the backend's `fault` says so. Raises ModelError.
     """
     if emulate:
         budget_bytes = budget_bytes or platform.emulated_budget_bytes
-        return EmulatedBackend(path, slowdown=platform.emulated_slowdown, budget_bytes=budget_bytes)
+        return EmulatedBackend(path, slowdown=platform.emulated_slowdown, budget_bytes=budget_bytes, remember=remember)
     if is_compiled(path):
         return RknnBackend(path, input_names=input_names, output_names=output_names)
     wanted = [name for name in platform.providers if name != "rknn"]

@@ -137,15 +137,15 @@ class LocalStack:
             f"{len(self.settings.platforms)} agent processes started, each with a one-time join token: {names} (emulated)"
         )
 
-    def join_agent(self, name: str, platform: str) -> None:
-        """Spawn the process of one emulated device."""
+    def join_agent(self, name: str, platform: str, *options: str) -> None:
+        """Spawn the process of one emulated device; `options` are more of the agent's own."""
         offer = self.api.post("/v1/tokens", json={"uses": 1, "note": name})
         self._spawn(
             name,
             [
                 sys.executable, "-m", "agents", "--controller", offer["controller"], "--token", offer["token"],
                 "--ca-fingerprint", offer["ca_fingerprint"], "--platform", platform, "--emulate",
-                "--dir", str(self.directory / name), "--host", "127.0.0.1", "--name", name,
+                "--dir", str(self.directory / name), "--host", "127.0.0.1", "--name", name, *options,
             ],
         )  # fmt: skip
 

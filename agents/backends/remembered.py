@@ -1,0 +1,73 @@
+"""Runs that are remembered: each different input is computed once, later only its time is spent.
+
+An accelerator does not burn its host's CPU, but an emulated one does, and a machine that plays many devices measures its own
+contention instead of their queues. Where inputs repeat, as in a benchmark, a remembered run gives the same outputs for no CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agents.backends.base import Array, Tensors
+
+MAX_BYTES = 128 << 20
+"""Outputs that are remembered per shard."""
+TIMES_KEPT = 32
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Measured = tuple[dict[str, Array], float]
+"""Outputs, and the CPU seconds of a run."""
+
+
+class Remembered:
+    """What a shard computed, by input, and how long runs of each shape took. Used by one thread at a time."""
+
+    def __init__(self, compute: Callable[[Tensors, Sequence[str]], Measured], max_bytes: int = MAX_BYTES) -> None:
+        self._compute = compute
+        self._max_bytes = max_bytes
+        self._outputs: OrderedDict[bytes, dict[str, Array]] = OrderedDict()
+        self._held_bytes = 0
+        self._times: dict[Shapes, deque[float]] = {}
+        self._turn = itertools.count()
+
+    def run(self, inputs: Tensors, outputs: Sequence[str]) -> Measured:
+        """Outputs, and the CPU seconds that this run took, or that an earlier one with inputs of these shapes took."""
+        key, shapes = _digest(inputs, outputs), _shapes(inputs)
+        known = self._outputs.get(key)
+        if known is not None and shapes in self._times:
+            self._outputs.move_to_end(key)
+            times = self._times[shapes]
+            # The first run of a shape warms up; it is not how long the others take.
+            at = next(self._turn) % max(1, len(times) - 1)
+            return dict(known), times[at + 1] if len(times) > 1 else times[0]
+        computed, cpu_s = self._compute(inputs, outputs)
+        self._keep(key, computed)
+        self._times.setdefault(shapes, deque(maxlen=TIMES_KEPT)).append(cpu_s)
+        return computed, cpu_s
+
+    def _keep(self, key: bytes, outputs: dict[str, Array]) -> None:
+        size = sum(array.nbytes for array in outputs.values())
+        if key in self._outputs or size > self._max_bytes:
+            return
+        self._outputs[key] = dict(outputs)
+        self._held_bytes += size
+        while self._held_bytes > self._max_bytes:
+            _, gone = self._outputs.popitem(last=False)
+            self._held_bytes -= sum(array.nbytes for array in gone.values())
+
+
+def _shapes(inputs: Tensors) -> Shapes:
+    return tuple((name, inputs[name].shape) for name in sorted(inputs))
+
+
+def _digest(inputs: Tensors, outputs: Sequence[str]) -> bytes:
+    state = hashlib.blake2b(repr((_shapes(inputs), tuple(outputs))).encode(), digest_size=16)
+    for name in sorted(inputs):
+        state.update(str(inputs[name].dtype).encode())
+        state.update(np.ascontiguousarray(inputs[name]).data)
+    return state.digest()

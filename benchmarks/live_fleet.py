@@ -1,0 +1,207 @@
+"""Small fleets of emulated devices as real processes, each with its own controller, on which given plans serve given loads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.live_plans import plans
+from benchmarks.live_records import Load, Trial
+from controller.cli import cache_dir
+from controller.local.load import Load as Source
+from controller.local.stack import LocalStack, StackSettings
+from controller.present import shards_out
+from controller.replay import log_from
+from controller.snapshots import snapshot_from
+from policies.ids import AgentId, ServiceId
+from policies.plan import Plan
+from policies.predict import Predictor
+from policies.snapshot import Snapshot
+from sla.errors import InfeasibleError
+
+SERVICE: Final = ServiceId("document-reader")
+LOADS: Final = (0.25, 0.45, 0.65)
+"""Shares of a plan's predicted capacity that are offered."""
+LEAST_RPS, MOST_RPS = 1.2, 9.0
+"""Plans that carry less take too long to measure; more than this is not offered, since the machine itself must stay idle enough."""
+WARM_UP: Final = 8
+CONTRACT: Final = {
+    "service_id": SERVICE, "latency_p99_ms": 10_000, "throughput_rps": 0.5, "availability_sla": "90%",
+    "privacy": "any",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One emulated device."""
+
+    name: str
+    slowdown: float
+    platform: str = "rk3588"
+    is_cloud: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """A fleet: the gateway takes the requests and runs nothing else."""
+
+    name: str
+    devices: tuple[Device, ...]
+    uplink: tuple[float, float, float]
+    """Delay (ms, one way), jitter (ms) and Mbit/s of each direction to and from the cloud."""
+
+
+def fleet(name: str, slowdowns: tuple[float, ...], cloud: float, uplink: tuple[float, float, float]) -> FleetPlan:
+    """A gateway, devices of these slowdowns, and one cloud-like device."""
+    devices = tuple(Device(name=f"{name}-d{at}", slowdown=s) for at, s in enumerate(slowdowns, 1))
+    gateway = Device(name=f"{name}-gateway", slowdown=8.0)
+    far = Device(name=f"{name}-cloud", slowdown=cloud, platform="ascend310p", is_cloud=True)
+    return FleetPlan(name=name, devices=(gateway, *devices, far), uplink=uplink)
+
+
+FLEETS: Final = (
+    fleet("a", (2.5, 2.5, 3.5), 2.0, (4.0, 0.5, 200.0)),
+    fleet("b", (2.0, 3.0, 5.0), 2.0, (15.0, 2.0, 100.0)),
+    fleet("c", (3.0, 3.0, 3.0), 1.5, (8.0, 1.0, 60.0)),
+    fleet("d", (2.0, 2.0, 6.0), 2.5, (25.0, 4.0, 150.0)),
+)
+
+
+class LiveFleet:
+    """The processes of one fleet. Use as a context manager."""
+
+    def __init__(self, wanted: FleetPlan, directory: Path, say: Callable[[str], None]) -> None:
+        settings = StackSettings(
+            directory=directory / wanted.name, cache=Path(cache_dir()), api_port=_free_port(), agent_port=_free_port(),
+            ray="none", platforms=(),
+        )  # fmt: skip
+        self.wanted = wanted
+        self._say = say
+        self._stack = LocalStack(settings, lambda text: None)
+        self.ids: dict[str, AgentId] = {}
+
+    def __enter__(self) -> LiveFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.stop()
+
+    @property
+    def models(self) -> Path:
+        """Where the controller keeps its models: another fleet may start from a copy."""
+        return self._stack.directory / "controller" / "models"
+
+    def start(self, models: Path | None = None) -> None:
+        """Controller, agents, service and a contract that every plan keeps. Raises TidegateError."""
+        if models is not None:
+            shutil.copytree(models, self.models)
+        stack = self._stack
+        stack.start_controller()
+        for device in self.wanted.devices:
+            options = ["--slowdown", str(device.slowdown), "--remember", *(["--cloud"] if device.is_cloud else [])]
+            stack.join_agent(device.name, device.platform, *options)
+        stack.add_service()
+        names = [device.name for device in self.wanted.devices]
+        stack.wait_until(lambda: len(stack.live_agents()) == len(names), 90.0, "Not all agents came to life")
+        live = [agent["id"] for agent in stack.live_agents()]
+        self.ids = {name: AgentId(next(a for a in live if a.startswith(f"{name}-"))) for name in names}
+        self._shape()
+        stack.api.post("/v1/slas", json=CONTRACT, timeout_s=60)
+        stack.wait_until(lambda: bool(self._running()), 120.0, "No first plan became active")
+        time.sleep(8.0)  # Links are probed twice a second, their bandwidth every few seconds.
+        self._say(f"fleet {self.wanted.name}: {len(names)} agents live")
+
+    def trials(self, wanted: int, seconds: float, seed: int, first_load: int) -> list[Trial]:
+        """Plans one after the other, each under all loads for that many seconds in sum. Raises TidegateError."""
+        devices = tuple(self.ids[device.name] for device in self.wanted.devices[1:])
+        seen = self._seen()
+        done: list[tuple[Plan, Snapshot, bytes, tuple[Load, ...]]] = []
+        befores: list[bytes] = []
+        for plan in plans(seen, SERVICE, devices, 50 * wanted, seed):
+            if len(done) == wanted:
+                break
+            capacity = Predictor(seen, SERVICE).predict(plan).throughput_rps
+            if capacity < LEAST_RPS:
+                continue
+            try:
+                before = self._run(plan)
+            except InfeasibleError as error:
+                self._say(f"fleet {self.wanted.name}: {error}")
+                continue
+            self._warm_up(seed + len(done))
+            order = [(at + first_load + len(done)) % len(LOADS) for at in range(len(LOADS))]
+            loads = [
+                self._load(LOADS[at], min(capacity, MOST_RPS), seconds, seed + 100 * len(done) + at) for at in order
+            ]
+            befores.append(before)
+            done.append((plan, seen, before, tuple(loads)))
+            seen = snapshot_from(before)
+            self._say(
+                f"fleet {self.wanted.name}: plan {len(done)} of {wanted}, {sum(len(x.latency_ms) for x in loads)} requests, "
+                f"{sum(x.failed for x in loads)} failed"
+            )
+        after = self._run(done[-1][0])
+        afters = [*befores[1:], after]
+        return [
+            Trial(fleet=self.wanted.name, service=SERVICE, plan=plan, before=before, after=later, loads=loads)
+            for (plan, _, before, loads), later in zip(done, afters, strict=True)
+        ]
+
+    def _run(self, plan: Plan) -> bytes:
+        """Make a plan run; the snapshot that the controller had before. Raises InfeasibleError when the gate refuses it."""
+        api, models = self._stack.api, self._seen().models
+        shards = [json.loads(shard.model_dump_json()) for shard in shards_out(plan, models)]
+        answer = api.post(f"/v1/plans/{SERVICE}:preview", json={"shards": shards}, timeout_s=60)
+        if not answer["admissible"]:
+            raise InfeasibleError(answer["text"])
+        api.post(f"/v1/plans/{SERVICE}:run", json={"shards": shards}, timeout_s=180)
+        return self._last_seen()
+
+    def _load(self, share: float, capacity_rps: float, seconds: float, seed: int) -> Load:
+        """Less time for the heavier loads, which give more requests."""
+        mine = seconds * (1.0 / (0.4 + share)) / sum(1.0 / (0.4 + each) for each in LOADS)
+        source = Source(ingresses=[self._ingress()], rate_rps=share * capacity_rps, seed=seed)
+        began_s = time.time()
+        asyncio.run(source.run(mine))
+        ok = sorted((o for o in source.outcomes if o.ok and not o.fell_back), key=lambda o: o.due_s)
+        return Load(
+            share=share, seconds=mine, due_ms=tuple(1000.0 * (o.due_s - began_s) for o in ok),
+            latency_ms=tuple(o.latency_ms for o in ok), failed=len(source.outcomes) - len(ok),
+        )  # fmt: skip
+
+    def _warm_up(self, seed: int) -> None:
+        asyncio.run(Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed).run(WARM_UP / 2.0))
+
+    def _ingress(self) -> str:
+        gateway = self.ids[self.wanted.devices[0].name]
+        return next(str(a["ingress_url"]) for a in self._stack.live_agents() if a["id"] == gateway)
+
+    def _running(self) -> list[dict[str, Any]]:
+        return [p for p in self._stack.api.get("/v1/plans", service_id=SERVICE) if p["running"] and p["active_at_s"]]
+
+    def _seen(self) -> Snapshot:
+        return snapshot_from(self._last_seen())
+
+    def _last_seen(self) -> bytes:
+        """The snapshot beside the newest decision that moved something."""
+        log = log_from(self._stack.api.get_bytes(f"/v1/decisions/{SERVICE}:log", limit=20))
+        return next(e.seen for e in reversed(log.entries) if e.seen is not None and e.record.decision.plan is not None)
+
+    def _shape(self) -> None:
+        delay_ms, jitter_ms, mbps = self.wanted.uplink
+        for far in (d for d in self.wanted.devices if d.is_cloud):
+            for near in (d for d in self.wanted.devices if not d.is_cloud):
+                for src, dst in ((near, far), (far, near)):
+                    self._stack.shape(self.ids[src.name], self.ids[dst.name], delay_ms, jitter_ms, mbps)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

@@ -1,0 +1,168 @@
+"""Predicted against measured latency on real processes: the demo's document reader on small fleets of emulated devices.
+
+Each plan is made to run by an operator's order (`tidegate plan apply`), so it passes the gate and is rolled out with proof. What is
+judged is what the controller's own snapshot said before the plan ran, calibrated by whatever ran before it. Requests come open-loop
+(Poisson) through a device's ingress. `python -m benchmarks.prediction_live FILE` judges a recorded run again, by this version.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import psutil
+from rich.console import Console
+
+from benchmarks import live_records
+from benchmarks.common import Row, at_most, print_rows
+from benchmarks.live_fleet import FLEETS, LOADS, FleetPlan, LiveFleet
+from benchmarks.live_records import Load, Measured, Trial, measured
+from benchmarks.live_world import simulated
+from controller.operator_plans import at_rate
+from policies.decision import Prediction
+from policies.predict import Predictor
+from policies.snapshot import Snapshot
+
+PLANS: Final = 36
+SECONDS: Final = 140.0
+"""Per plan, for all its loads."""
+QUICK_PLANS, QUICK_SECONDS = 4, 45.0
+MEDIAN_GOAL, P90_GOAL, SIMULATED_GOAL = 0.10, 0.25, 0.20
+
+
+def run(quick: bool) -> list[Row]:
+    """About 25 minutes; `quick`: three. The record is left in the temporary directory whose name is printed."""
+    directory = Path(tempfile.mkdtemp(prefix="tidegate-prediction-"))
+    wanted, seconds, fleets = (QUICK_PLANS, QUICK_SECONDS, FLEETS[:2]) if quick else (PLANS, SECONDS, FLEETS)
+    console, began = Console(stderr=True), time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - began:6.0f} s  {text}", highlight=False)
+
+    say(f"records and logs in {directory}")
+    trials, busy = _measure(fleets, wanted, seconds, directory, say)
+    live_records.save(trials, directory / "trials.msgpack")
+    rows = judge(trials)
+    return [*rows, Row(name="this machine's CPU meanwhile", value=busy, unit="share", runs=len(rows))]
+
+
+def _measure(
+    fleets: tuple[FleetPlan, ...], wanted: int, seconds: float, directory: Path, say: Callable[[str], None]
+) -> tuple[list[Trial], float]:  # fmt: skip
+    """All fleets side by side, each with its part of the plans; and the share of this machine's CPU that was busy."""
+    each = -(-wanted // len(fleets))
+    with ExitStack() as stack, ThreadPoolExecutor(len(fleets)) as threads:
+        live = [stack.enter_context(LiveFleet(fleet, directory, say)) for fleet in fleets]
+        live[0].start()
+        for other in live[1:]:
+            other.start(models=live[0].models)
+        psutil.cpu_percent()
+        # The fleets are at different loads at any time, so that the machine is about as busy all the time.
+        parts = [threads.submit(fleet.trials, each, seconds, 11 + at, at) for at, fleet in enumerate(live)]
+        trials = [trial for part in parts for trial in part.result()]
+        return trials, psutil.cpu_percent() / 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One plan under one load: what was measured, predicted before and after, and simulated."""
+
+    trial: Trial
+    load: Load
+    real: Measured
+    before: Prediction
+    after: Prediction
+    simulated_p99_ms: float
+    simulated_p50_ms: float
+
+
+def judged(trials: list[Trial]) -> list[Judged]:
+    """Every load of every plan, predicted by this version."""
+    found = []
+    for trial in trials:
+        before, after = trial.seen_before(), trial.seen_after()
+        for load in trial.loads:
+            times = simulated(trial, load)
+            found.append(
+                Judged(
+                    trial,
+                    load,
+                    measured(load),
+                    _predicted(before, trial, load),
+                    _predicted(after, trial, load),
+                    live_records.smooth_p99(times),
+                    float(np.median(times)),
+                )
+            )
+    return found
+
+
+def _predicted(snapshot: Snapshot, trial: Trial, load: Load) -> Prediction:
+    return Predictor(at_rate(snapshot, trial.service, load.rate_rps), trial.service).predict(trial.plan)
+
+
+def judge(trials: list[Trial]) -> list[Row]:
+    """The rows of a recorded run."""
+    cells = judged(trials)
+    plans, runs = len(trials), len(cells)
+    requests = sum(len(load.latency_ms) for trial in trials for load in trial.loads)
+    note = f"{plans} plans x {len(LOADS)} loads, {requests} requests"
+    before = np.array([c.before.p99_ms / c.real.smooth_p99_ms - 1.0 for c in cells])
+    raw = np.array([c.before.p99_ms / c.real.p99_ms - 1.0 for c in cells])
+    rows = [
+        *_errors("real p99, relative error of the prediction before the plan ran", before, runs, note, with_goals=True),
+        *_errors("the same against the p99 of the sample as it is", raw, runs, "", with_goals=False),
+        _row("standard error of the measured p99 itself, median", np.median([c.real.p99_error for c in cells]), runs),
+    ]
+    for name in ("p50", "p95"):
+        off = np.array([getattr(c.before, f"{name}_ms") / getattr(c.real, f"{name}_ms") - 1.0 for c in cells])
+        rows += _errors(
+            f"real {name}, relative error of the prediction before the plan ran", off, runs, "", with_goals=False
+        )
+    after = np.array([c.after.p99_ms / c.real.smooth_p99_ms - 1.0 for c in cells])
+    rows += _errors(
+        "real p99, relative error of the prediction once the plan was measured", after, runs, "", with_goals=False
+    )
+    for share in LOADS:
+        of = np.array([c.load.share == share for c in cells])
+        rows.append(
+            _row(
+                f"real p99, relative error at load {share:g}, median",
+                np.median(np.abs(before[of])),
+                int(of.sum()),
+                f"bias {np.median(before[of]):+.3f}",
+            )
+        )
+    sim = np.array([c.simulated_p99_ms / c.real.smooth_p99_ms - 1.0 for c in cells])
+    rows.append(
+        at_most("real p99, relative error of the simulator, median", float(np.median(np.abs(sim))), "ratio", SIMULATED_GOAL, runs=runs,
+                note=f"within 20 %: {np.mean(np.abs(sim) <= SIMULATED_GOAL):.0%}; bias {np.median(sim):+.3f}")
+    )  # fmt: skip
+    return rows
+
+
+def _errors(what: str, off: np.ndarray, runs: int, note: str, *, with_goals: bool) -> list[Row]:
+    bias = f"bias {np.median(off):+.3f}; {note}".rstrip("; ")
+    middle, high = float(np.median(np.abs(off))), float(np.quantile(np.abs(off), 0.9))
+    if not with_goals:
+        return [_row(f"{what}, median", middle, runs, bias), _row(f"{what}, p90", high, runs)]
+    return [
+        at_most(f"{what}, median", middle, "ratio", MEDIAN_GOAL, runs=runs, note=bias),
+        at_most(f"{what}, p90", high, "ratio", P90_GOAL, runs=runs),
+    ]
+
+
+def _row(name: str, value: float, runs: int, note: str = "") -> Row:
+    return Row(name=name, value=float(value), unit="ratio", runs=runs, note=note)
+
+
+if __name__ == "__main__":
+    print_rows("prediction_live", judge(live_records.load(Path(sys.argv[1]))), Console())
