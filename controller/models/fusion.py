@@ -54,6 +54,19 @@ def fused_values(graph: Graph, order: tuple[int, ...]) -> frozenset[str]:
     return frozenset(fused)
 
 
+def fused_activations(graph: Graph) -> frozenset[str]:
+    """Results of HardSwish, as one operator or as x * HardSigmoid(x).
+
+    The runtime computes them inside the convolution before, but not where they leave a graph: there they cost two more passes.
+    """
+    gates = {node.output[0]: node.input[0] for node in graph.nodes if node.op_type == "HardSigmoid"}
+    found = {node.output[0] for node in graph.nodes if node.op_type == "HardSwish"}
+    for node in graph.nodes:
+        if node.op_type == "Mul" and any(gates.get(gate) == x for x, gate in (node.input, list(node.input)[::-1])):
+            found.add(node.output[0])
+    return frozenset(found)
+
+
 def behind_fused(graph: Graph, order: tuple[int, ...], edge: int) -> int:
     """The first position from `edge` on where the value made last is not read by a single node that the runtime fuses with it.
 

@@ -76,9 +76,9 @@ class Chain:
         values = dict(feeds)
         for at, (part, session) in enumerate(zip(self.pieces, self.sessions, strict=True)):
             needed = {key: values[key] for key in part.inputs}
-            began_s = time.perf_counter()
+            began_s = time.thread_time()  # sessions have one thread: what else the machine does is not counted
             made = run(session, needed, part.outputs, f"block {at} of {self.name}")
-            self.best_ms[at] = min(self.best_ms[at], (time.perf_counter() - began_s) * 1000)
+            self.best_ms[at] = min(self.best_ms[at], (time.thread_time() - began_s) * 1000)
             values |= made
         return values
 

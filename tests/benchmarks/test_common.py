@@ -48,6 +48,20 @@ def test_even_spans_tile_the_blocks(costs: list[float], shards: int) -> None:
     assert spans[-1] == Span(spans[-1].start, len(costs))
 
 
+def test_of_fair_spans_those_with_the_leanest_cuts_are_taken() -> None:
+    def spans(costs: list[float], sent: list[int]) -> list[int]:
+        blocks = tuple(
+            BlockProfile(name="", fixed_ms=0, per_item_ms=cost, param_bytes=0, cut_bytes_per_item=size)
+            for cost, size in zip(costs, sent, strict=True)
+        )
+        profile = ModelProfile(name=ModelName("m"), sha256=BlobHash(""), blocks=blocks, input_bytes_per_item=0)
+        return [span.stop for span in even_spans(profile, 2)]
+
+    assert spans([10, 1, 10, 1], [900, 100, 900, 0]) == [2, 4]  # 11 and 11
+    assert spans([10, 1, 10, 1], [100, 900, 900, 0]) == [1, 4]  # 10 and 12 is within a tenth, and sends less
+    assert spans([10, 3, 10, 3], [100, 900, 900, 0]) == [2, 4]  # 10 and 16 is not
+
+
 def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["nothing"])
