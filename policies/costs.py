@@ -130,6 +130,18 @@ class ProfileSums:
         is_inner = 0 < block < len(self.model.blocks)
         return CONVERT_MS_PER_MB[how] * self.bytes_before(block) / 1e6 if is_inner else 0.0
 
+    def cut_bytes(self, how: ActivationFormat) -> Floats:
+        """[B+1] `bytes_before` of every block, and of the end."""
+        return np.array(
+            [self.bytes_before(block, how) for block in range(len(self.model.blocks) + 1)], dtype=np.float64
+        )
+
+    def convert_times(self, how: ActivationFormat) -> Floats:
+        """[B+1] `convert_ms` of every block, and of the end."""
+        times = CONVERT_MS_PER_MB[how] / 1e6 * self.cut_bytes("fp32")
+        times[0] = times[-1] = 0.0
+        return times
+
     @property
     def whole(self) -> Span:
         return Span(0, len(self.model.blocks))

@@ -130,15 +130,23 @@ class Table:
         names = ("busy", "delay", "variance", "jitter_variance", "link", "memory", "accuracy", "hops", "lanes")
         return Table(self.stage, self.chains, self.variants, *(getattr(self, name)[rows] for name in names))
 
-    def signature(self, row: int, names: Ints) -> tuple[int, ...]:
-        """What makes a layout a different idea, not just another share or cut: variant and the agents of each lane.
+    def signatures(self, names: Ints) -> Ints:
+        """[L] what makes a layout a different idea, not just another share or cut: variant and the agents of each lane.
 
         `names` [A] says which agents count as the same.
         """
-        variant, *lanes = (int(x) for x in self.lanes[row, :4])
-        chains = self.chains[variant]
-        pairs = sorted(int(names[chains.head[c]]) * 1000 + int(names[chains.tail[c]]) for c in lanes if c >= 0)
-        return (variant, *pairs)
+        base = int(names.max(initial=0)) + 1
+        pairs = np.full((len(self), 3), -1, dtype=np.int64)
+        for variant, chains in enumerate(self.chains):
+            ends = names[chains.head] * base + names[chains.tail]
+            rows = np.flatnonzero(self.lanes[:, 0] == variant)
+            lanes = self.lanes[rows, 1:4]
+            pairs[rows] = np.where(lanes < 0, -1, ends[lanes])
+        pairs.sort(axis=1)
+        packed = self.lanes[:, 0]
+        for lane in range(3):
+            packed = packed * (base * base + 1) + pairs[:, lane] + 1
+        return np.asarray(packed)
 
     def stage_plan(self, row: int, terrain: Terrain) -> StagePlan:
         """The layout as a plan of its stage, without fallback."""
@@ -169,30 +177,29 @@ def chains_of(
     """All chains of one or two agents that zones and privacy allow; None when there is none."""
     whole = sums.whole
     cuts = np.array(choose_cuts(sums), dtype=np.int64)
-    parts: list[tuple[Ints, Ints, Ints]] = []
     heads = [a for a, agent in enumerate(terrain.agents) if may_hold(agent, view.contract, stage, whole)]
     tails = [a for a, agent in enumerate(terrain.agents) if may_hold(agent, view.contract, stage, Span(1, whole.stop))]
-    for a in heads:
-        parts.append((np.array([a]), np.array([a]), np.array([whole.stop])))
-        for b in tails:
-            if a != b and len(cuts):
-                parts.append((np.full(len(cuts), a), np.full(len(cuts), b), cuts))
-    if not parts:
+    if not heads:
         return None
-    head, tail, cut = (np.concatenate([part[at] for part in parts]) for at in range(3))
+    # Each head by itself (written as its own tail, cut behind the last block), then with each tail at each cut.
+    alone = np.array(heads, dtype=np.int64)
+    two = np.array([(a, b) for a in heads for b in tails if a != b], dtype=np.int64).reshape(-1, 2)
+    head = np.concatenate([alone, np.repeat(two[:, 0], len(cuts))])
+    tail = np.concatenate([alone, np.repeat(two[:, 1], len(cuts))])
+    cut = np.concatenate([np.full(len(alone), whole.stop), np.tile(cuts, len(two))])
     return _priced(head, tail, cut, sums, terrain, hop_overhead_ms, stage.activations)
 
 
 def choose_cuts(sums: ProfileSums) -> list[int]:
     """At most `MAX_CUTS` block boundaries: spread over the run time, and the narrowest of each stretch."""
-    inner = list(range(1, sums.whole.stop))
-    if len(inner) <= MAX_CUTS:
-        return inner
-    reached = (sums.fixed_ms + sums.per_item_ms) / max(1e-9, float(sums.fixed_ms[-1] + sums.per_item_ms[-1]))
-    buckets: dict[int, list[int]] = {}
-    for cut in inner:
-        buckets.setdefault(min(MAX_CUTS - 1, int(reached[cut] * MAX_CUTS)), []).append(cut)
-    return sorted(min(group, key=sums.bytes_before) for group in buckets.values())
+    if sums.whole.stop - 1 <= MAX_CUTS:
+        return list(range(1, sums.whole.stop))
+    reached = sums.fixed_ms[1:-1] + sums.per_item_ms[1:-1]
+    buckets = reached * (MAX_CUTS / max(1e-9, float(sums.fixed_ms[-1] + sums.per_item_ms[-1])))
+    buckets = np.minimum(buckets.astype(np.int64), MAX_CUTS - 1)
+    order = np.lexsort((sums.cut_bytes("fp32")[1:-1], buckets))
+    _, first = np.unique(buckets[order], return_index=True)
+    return sorted((order[first] + 1).tolist())
 
 
 def _priced(
@@ -206,8 +213,7 @@ def _priced(
 ) -> Chains:
     rows, count, blocks = np.arange(len(head)), len(terrain.agents), sums.whole.stop
     two = (head != tail).astype(np.float64)
-    per_cut = np.array([float(sums.bytes_before(b, how)) for b in range(blocks + 1)])
-    convert = np.array([sums.convert_ms(b, how) for b in range(blocks + 1)])
+    per_cut, convert = sums.cut_bytes(how), sums.convert_times(how)
     answer = per_cut[blocks]
 
     def spread(prefix: Floats) -> Floats:

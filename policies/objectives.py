@@ -44,8 +44,7 @@ def work_of(p: Predictor, stage: OnnxStage, model: ModelName, terrain: Terrain) 
     """One stage as a chain to place, under the load that the service must carry."""
     sums, agents = p.costs.sums(model), terrain.agents
     items, overhead, count = p.costs.items(p.view, stage), p.settings.hop_overhead_ms, len(terrain.agents)
-    cut = items * np.array([float(sums.bytes_before(b, stage.activations)) for b in range(sums.whole.stop + 1)])
-    convert = items * np.array([sums.convert_ms(b, stage.activations) for b in range(sums.whole.stop + 1)])
+    cut, convert = items * sums.cut_bytes(stage.activations), items * sums.convert_times(stage.activations)
     cut[:-1] += cut[-1]  # answers come back along the chain
     fixed, per_item = terrain.times(sums)
     head = np.array([may_hold(a, p.view.contract, stage, sums.whole) for a in agents])

@@ -47,14 +47,29 @@ class Yard:
         self, busy: Floats, delay: Floats, variance: Floats, jitter_variance: Floats, link: Floats, hops: Floats
     ) -> Floats:
         """Rough scores; `busy` is [A, ...], the others [...], all per request in milliseconds."""
+        saturation, needed, wait = self.loads(busy)
+        return self.judge(
+            saturation.max(axis=0), needed.max(axis=0), wait.sum(axis=0), delay, variance, jitter_variance, link, hops
+        )
+
+    def loads(self, busy: Floats) -> tuple[Floats, Floats, Floats]:
+        """Per agent [A, ...]: saturation, the share of its free time that is needed, and the time in its queues."""
         before = self.busy.reshape(-1, *(1 for _ in busy.shape[1:]))
         ours = busy * (self.rate_rps / 1000.0)
         load = before + ours
-        saturation = np.where(busy > 0, np.minimum(1.0, load), self.least_saturation).max(axis=0)
-        load = np.minimum(load, 0.98)
-        wait = 0.55 * (load / (1.0 - load) * busy).sum(axis=0)
-        p99 = self.base_delay_ms + delay + 3.0 * wait + 2.4 * np.sqrt(variance)
-        needed = np.maximum((ours / (1.0 - before)).max(axis=0), link * (self.rate_rps / 1000.0))
+        saturation = np.where(busy > 0, np.minimum(load, 1.0), self.least_saturation)
+        np.minimum(load, 0.98, out=load)
+        wait = load / (1.0 - load)
+        wait *= busy
+        return saturation, ours / (1.0 - before), wait
+
+    def judge(
+        self, saturation: Floats, needed: Floats, wait: Floats, delay: Floats, variance: Floats, jitter_variance: Floats,
+        link: Floats, hops: Floats,
+    ) -> Floats:  # fmt: skip
+        """Rough scores of what `loads` found, over all agents."""
+        p99 = self.base_delay_ms + delay + (3.0 * 0.55) * wait + 2.4 * np.sqrt(variance)
+        needed = np.maximum(needed, link * (self.rate_rps / 1000.0))
         late = p99 / self.contract.latency_p99_ms
         kept = within(late, self.sigma_latency) * within(needed, self.sigma_capacity)
         jitter = np.sqrt(jitter_variance)
@@ -105,30 +120,54 @@ class _Beam:
         )
 
 
-def prefilter(table: Table, yard: Yard, floor: float, best_others: float) -> Table:
+def prefilter(table: Table, yard: Yard, floor: float, best_others: float, *, is_only: bool = False) -> Table:
     """Rows that could be part of a good whole: legal alone, and among the best in at least one of several surroundings.
 
-    Surroundings: as it is, and with each agent in turn kept busy by the other stages. Single agents always stay.
+    Surroundings: as it is, and with each agent in turn kept busy by the other stages, unless this is the only stage.
+    Single agents always stay.
     """
     legal = (table.memory <= yard.free_bytes).all(axis=1) & (table.accuracy * best_others >= floor - 1e-9)
     table = table.take(np.flatnonzero(legal))
     if len(table) <= ROWS_PER_SCENARIO:
         return table
-    agents = table.busy.shape[1]
     own = float(np.median(table.busy.sum(axis=1)))
-    surroundings = [np.zeros(agents), *(own * np.eye(agents))]
-    keep = set(np.flatnonzero((table.lanes[:, 2] < 0) & (table.hops == 1)).tolist())
+    keep = (table.lanes[:, 2] < 0) & (table.hops == 1)
     for variant in np.unique(table.lanes[:, 0]):
         rows = np.flatnonzero(table.lanes[:, 0] == variant)
-        some, depth = table.take(rows), min(ROWS_PER_SCENARIO, len(rows))
-        busy = np.ascontiguousarray(some.busy.T)
-        for around in surroundings:
-            # What other stages put on an agent counts toward saturation, so it is added to the layout's own.
-            scores = yard.score(
-                busy + around[:, None], some.delay, some.variance, some.jitter_variance, some.link, some.hops
-            )
-            keep.update(rows[np.argpartition(scores, depth - 1)[:depth]].tolist())
-    return table.take(np.array(sorted(keep), dtype=np.int64))
+        depth = min(ROWS_PER_SCENARIO, len(rows))
+        some = table.take(rows)
+        scores = _scores(some, yard)[None] if is_only else _surrounded(some, yard, own)
+        keep[rows[np.argpartition(scores, depth - 1, axis=1)[:, :depth]]] = True
+    return table.take(np.flatnonzero(keep))
+
+
+def _scores(table: Table, yard: Yard) -> Floats:
+    return yard.score(table.busy.T, table.delay, table.variance, table.jitter_variance, table.link, table.hops)
+
+
+def _surrounded(table: Table, yard: Yard, around_ms: float) -> Floats:
+    """[1 + A, L] scores of the rows as they are, and with each agent in turn kept busy so long by other stages.
+
+    What others put on an agent counts toward its saturation and queue, so it is added to the layout's own.
+    """
+    busy = np.ascontiguousarray(table.busy.T)
+    loads = [yard.loads(busy), yard.loads(busy + around_ms)]
+    agents, rows = busy.shape
+    saturation, needed, wait = (np.empty((1 + agents, rows)) for _ in range(3))
+    for around in range(1 + agents):
+        # Only one agent differs from the surroundings as they are.
+        parts = [np.array(part) for part in loads[0]]
+        if around:
+            for part, changed in zip(parts, loads[1], strict=True):
+                part[around - 1] = changed[around - 1]
+        saturation[around], needed[around], wait[around] = (
+            parts[0].max(axis=0),
+            parts[1].max(axis=0),
+            parts[2].sum(axis=0),
+        )
+    return yard.judge(
+        saturation, needed, wait, table.delay, table.variance, table.jitter_variance, table.link, table.hops
+    )
 
 
 def search(
@@ -138,11 +177,12 @@ def search(
 
     `kinds` [A] says which agents are alike; choices that differ only in which of two alike agents does what come last.
     """
+    named = [table.signatures(np.arange(len(yard.busy))) for table in tables]
     order = sorted(range(len(tables)), key=lambda at: -float(np.median(tables[at].busy.sum(axis=1))))
     beam = _Beam.empty(len(tables), len(yard.busy))
     for depth, at in enumerate(order):
         others = float(np.prod([tables[o].accuracy.max() for o in order[depth + 1 :]]))
-        beam, _ = _extend(beam, tables, at, yard, floor / max(others, 1e-9), BEAM)
+        beam, _ = _extend(beam, tables, at, yard, floor / max(others, 1e-9), BEAM, named)
         if not len(beam.rows):
             return []
     found: dict[tuple[int, ...], float] = {}
@@ -150,15 +190,16 @@ def search(
     for state in range(len(beam.rows)):
         rows, score = tuple(int(r) for r in beam.rows[state]), float(rough[state])
         if state < 3 and len(tables) > 1:  # With one table the beam has seen every row.
-            rows, score = _polish(rows, score, tables, yard, floor)
+            rows, score = _polish(rows, score, tables, yard, floor, named)
         found[rows] = score
     ranked = sorted((score, rows) for rows, score in found.items())
     return _different(ranked, tables, limit, kinds)
 
 
 def _extend(
-    beam: _Beam, tables: Sequence[Table], at: int, yard: Yard, floor: float, width: int
+    beam: _Beam, tables: Sequence[Table], at: int, yard: Yard, floor: float, width: int, named: Sequence[Ints]
 ) -> tuple[_Beam, Floats]:
+    """The best `width` choices of a row of one table for each state, and their scores; `named` are the rows' signatures."""
     table = tables[at]
     scores = yard.score(
         beam.busy.T[:, :, None] + table.busy.T[:, None, :],
@@ -171,26 +212,35 @@ def _extend(
     legal = (beam.memory.T[:, :, None] + table.memory.T[:, None, :] <= yard.free_bytes[:, None, None]).all(axis=0)
     legal &= beam.accuracy[:, None] * table.accuracy[None] >= floor - 1e-9
     flat = np.where(legal, scores, np.inf).ravel()
-    some = min(len(flat), 8 * width)
-    first = np.argpartition(flat, some - 1)[:some]
-    first = first[np.argsort(flat[first], kind="stable")]
-    first = first[np.isfinite(flat[first])]
-    itself = np.arange(len(yard.busy))
-    before = [
-        tuple(tables[o].signature(int(r), itself) for o, r in enumerate(rows) if r >= 0) for rows in beam.rows
-    ]  # fmt: skip
-    picked: list[int] = []
-    seen: dict[tuple[tuple[int, ...], ...], int] = {}
-    for index in first:
-        state, row = divmod(int(index), len(table))
-        key = (*before[state], table.signature(row, itself))
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] <= MAX_PER_SIGNATURE:
-            picked.append(int(index))
-        if len(picked) == width:
-            break
+    first = _lowest(flat, 8 * width)
+    picked = first[:1].tolist() if width == 1 else _varied(first, beam.rows, named, at, width)
     states, rows = np.divmod(np.array(picked, dtype=np.int64), len(table))
     return beam.pick(table, at, states, rows), flat[picked]
+
+
+def _lowest(values: Floats, many: int) -> Ints:
+    """Indices of the smallest finite values, at most so many, in rising order."""
+    some = min(len(values), many)
+    first = np.argpartition(values, some - 1)[:some]
+    first = first[np.argsort(values[first], kind="stable")]
+    return np.asarray(first[np.isfinite(values[first])])
+
+
+def _varied(first: Ints, states: Ints, named: Sequence[Ints], at: int, width: int) -> list[int]:
+    """Up to `width` of these (state, row) indices, in their order, with at most `MAX_PER_SIGNATURE` that are alike."""
+    before = [tuple(int(named[o][r]) for o, r in enumerate(rows) if r >= 0) for rows in states]
+    names, count = named[at], len(named[at])
+    picked: list[int] = []
+    seen: dict[tuple[int, ...], int] = {}
+    for index in first.tolist():
+        state, row = divmod(index, count)
+        key = (*before[state], int(names[row]))
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= MAX_PER_SIGNATURE:
+            picked.append(index)
+        if len(picked) == width:
+            break
+    return picked
 
 
 def _rough(beam: _Beam, yard: Yard) -> Floats:
@@ -198,7 +248,7 @@ def _rough(beam: _Beam, yard: Yard) -> Floats:
 
 
 def _polish(
-    rows: tuple[int, ...], score: float, tables: Sequence[Table], yard: Yard, floor: float
+    rows: tuple[int, ...], score: float, tables: Sequence[Table], yard: Yard, floor: float, named: Sequence[Ints]
 ) -> tuple[tuple[int, ...], float]:
     """Choose each stage again with the others held, until a whole round changes nothing."""
     for _ in range(4):
@@ -208,7 +258,7 @@ def _polish(
             for other, row in enumerate(rows):
                 if other != at:
                     beam = beam.pick(tables[other], other, np.zeros(1, dtype=np.int64), np.array([row]))
-            best, scores = _extend(beam, tables, at, yard, floor, 1)
+            best, scores = _extend(beam, tables, at, yard, floor, 1, named)
             if len(scores) and float(scores[0]) < score - 1e-9:
                 rows, score = tuple(int(r) for r in best.rows[0]), float(scores[0])
         if score >= before - 1e-9:
@@ -222,9 +272,10 @@ def _different(
     """The best of each signature first, then the others, so that a short list still offers different ideas."""
     leaders: list[tuple[float, tuple[int, ...]]] = []
     others: list[tuple[float, tuple[int, ...]]] = []
-    seen: set[tuple[tuple[int, ...], ...]] = set()
+    seen: set[tuple[int, ...]] = set()
+    named = [table.signatures(kinds) for table in tables]
     for entry in ranked:
-        key = tuple(tables[at].signature(row, kinds) for at, row in enumerate(entry[1]))
+        key = tuple(int(named[at][row]) for at, row in enumerate(entry[1]))
         (others if key in seen else leaders).append(entry)
         seen.add(key)
     return [*leaders, *others][:limit]

@@ -207,7 +207,7 @@ def _tables(p: Predictor, terrain: Terrain, yard: Yard, floor: float, rules: Seq
         others = math.prod(accuracy for name, accuracy in best.items() if name != stage.name)
         enough = [m for m in stage.variants if stage.accuracy(p.costs.sums(m).model) * others >= floor - 1e-9]
         table = table_of(stage, [(m, p.costs.sums(m)) for m in enough], terrain, p.costs, p.view)
-        reduced = None if table is None else prefilter(table, yard, floor, others)
+        reduced = None if table is None else prefilter(table, yard, floor, others, is_only=len(stages) == 1)
         if reduced is None or not len(reduced):
             raise InfeasibleError(_why_no_layout(p, stage, terrain.agents, reduced is None))
         tables.append(reduced)
