@@ -230,7 +230,7 @@ class Agent:
         self._facts = await self._device_facts(server.port, ingress.port)
         self._calibrator = Calibrator(
             device_type=self._facts.device_type, file=self._settings.directory / "calibration.json", queue=self._queue,
-            open_backend=self._open_workload, settings=self._settings.calibration,
+            open_backend=self._open_workload, settings=self._settings.calibration, threads=self._settings.device.threads,
         )  # fmt: skip
         for route in self._routes.all():
             self._addresses |= route.addresses

@@ -2,22 +2,22 @@
 
 Matrix products, convolutions, memory traffic and the empty run (see `agents.workloads`) run one by one through the accelerator's queue as
 the least urgent work, so that a request waits for one of them at most (tens of milliseconds on the slowest emulated device). Each
-rate comes from the quickest quarter of the runs: on a busy machine most of those were left alone.
+rate comes from the quickest quarter of the runs: on a busy machine most of those were left alone. Where the processor does the work in
+one thread, that thread's processor time counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from agents.backends.base import InferenceBackend
+from agents.backends.timing import clock_for, quickest, timed_run
 from agents.queue import AcceleratorQueue
 from agents.workloads import CONV, COPY, LAUNCH, MATMUL, WORKLOADS, Workload
 from policies.roofline import DeviceCalibration
@@ -56,13 +56,14 @@ class Calibrator:
 
     def __init__(
         self, *, device_type: str, file: Path, queue: AcceleratorQueue, open_backend: OpenBackend,
-        settings: CalibrationSettings | None = None,
+        settings: CalibrationSettings | None = None, threads: int = 1,
     ) -> None:  # fmt: skip
         self._device_type = device_type
         self._file = file
         self._queue = queue
         self._open_backend = open_backend
         self._settings = settings or CalibrationSettings()
+        self._threads = threads
         self.calibration: DeviceCalibration | None = read_kept(file).get(device_type)
 
     async def run(self) -> None:
@@ -76,7 +77,9 @@ class Calibrator:
             budget_s = min(2.0 * settings.first_s if spent_s else settings.first_s, settings.budget_s - spent_s)
             spent_s += budget_s
             try:
-                found = await measure(self._open_backend, self._queue, budget_s=budget_s, tight=settings.tight)
+                found = await measure(
+                    self._open_backend, self._queue, budget_s=budget_s, tight=settings.tight, threads=self._threads
+                )
             except TidegateError as error:
                 log.info("the calibration waits: %s", error)
                 await asyncio.sleep(settings.refine_every_s)
@@ -92,38 +95,40 @@ class Calibrator:
 
 
 async def measure(
-    open_backend: OpenBackend, queue: AcceleratorQueue, *, budget_s: float, tight: float
+    open_backend: OpenBackend, queue: AcceleratorQueue, *, budget_s: float, tight: float, threads: int = 1
 ) -> DeviceCalibration:
     """Run all workloads in turn until the estimate is tight or the runs took `budget_s`; at least twice each.
 
     Raises ModelError if the backend refuses a workload, OverloadedError if the queue is full.
     """
     backends: list[tuple[Workload, InferenceBackend]] = []
-    times: dict[str, list[float]] = {workload.file: [] for workload in WORKLOADS}
+    times = _no_times()
     try:
         for workload in WORKLOADS:
             backend = await asyncio.to_thread(open_backend, workload.path)
             backends.append((workload, backend))
-            await _timed(queue, backend, workload)  # warms up
-        spent_s = 0.0
-        for number in range(1000):
-            if number >= 2 and spent_s >= budget_s:
-                break
-            if number >= MIN_ROUNDS and _spread(times) <= tight:
-                break
+            await _in_queue(queue, backend, workload, threads)  # warms up
+        while not _are_enough(times, budget_s, tight):
             for workload, backend in backends:
-                took_s = await _timed(queue, backend, workload)
-                times[workload.file].append(took_s)
-                spent_s += took_s
+                times[workload.file].append(await _in_queue(queue, backend, workload, threads))
     finally:
         for _, backend in backends:
             queue.run_after(backend.close)
     return _calibration(times, backends[0][1].provider)
 
 
-def quickest(times: list[float]) -> float:
-    """The middle of the quickest quarter of the times: most of these were left alone, and one lucky clock reading counts little."""
-    return float(np.quantile(times, 0.125))
+def measure_here(open_backend: OpenBackend, *, budget_s: float, tight: float) -> DeviceCalibration:
+    """The same in the calling thread, for a machine that is no agent. Raises ModelError."""
+    backends = [(workload, open_backend(workload.path)) for workload in WORKLOADS]
+    times = _no_times()
+    for workload, backend in backends:
+        _timed(backend, workload)
+    while not _are_enough(times, budget_s, tight):
+        for workload, backend in backends:
+            times[workload.file].append(_timed(backend, workload))
+    for _, backend in backends:
+        backend.close()
+    return _calibration(times, backends[0][1].provider)
 
 
 def read_kept(file: Path) -> dict[str, DeviceCalibration]:
@@ -166,15 +171,27 @@ def in_words(calibration: DeviceCalibration) -> str:
     )
 
 
-async def _timed(queue: AcceleratorQueue, backend: InferenceBackend, workload: Workload) -> float:
-    feed = workload.feed()
+async def _in_queue(queue: AcceleratorQueue, backend: InferenceBackend, workload: Workload, threads: int) -> float:
+    return await queue.submit(
+        lambda: _timed(backend, workload, threads), deadline_s=queue.now_s() + NEVER_S, modality="text"
+    )
 
-    def run() -> float:
-        began_s = time.perf_counter()
-        backend.run(feed, ["y"])
-        return time.perf_counter() - began_s
 
-    return await queue.submit(run, deadline_s=queue.now_s() + NEVER_S, modality="text")
+def _timed(backend: InferenceBackend, workload: Workload, threads: int = 1) -> float:
+    """Seconds of one run."""
+    _, took_s = timed_run(backend, workload.feed(), ["y"], clock_for(backend, threads))
+    return took_s
+
+
+def _no_times() -> dict[str, list[float]]:
+    return {workload.file: [] for workload in WORKLOADS}
+
+
+def _are_enough(times: dict[str, list[float]], budget_s: float, tight: float) -> bool:
+    rounds = len(times[LAUNCH.file])
+    if rounds < 2:
+        return False
+    return sum(map(sum, times.values())) >= budget_s or (rounds >= MIN_ROUNDS and _spread(times) <= tight)
 
 
 def _spread(times: dict[str, list[float]]) -> float:
@@ -183,7 +200,7 @@ def _spread(times: dict[str, list[float]]) -> float:
 
 
 def _calibration(times: dict[str, list[float]], provider: str) -> DeviceCalibration:
-    launch_s = quickest(times[LAUNCH.file])
+    launch_s = min(times[LAUNCH.file])  # so short that waking up late is most of what a busy machine adds
 
     def rate(workload: Workload) -> float:
         took_s = quickest(times[workload.file])

@@ -12,6 +12,7 @@ from typing import Any
 
 from controller.models.graph import Graph, subgraphs
 from controller.models.observing import Observation
+from policies.roofline import BlockWork
 
 Shape = tuple[int, ...]
 
@@ -54,10 +55,32 @@ def node_costs(graph: Graph, seen: Observation) -> list[float]:
     return [_cost(graph, at, shapes) for at in range(len(graph.nodes))]
 
 
+def node_work(graph: Graph, seen: Observation, at: int) -> BlockWork:
+    """What one node computes and moves on the sample; weights are not counted, since several nodes may read one."""
+    shapes = {name: fact.shape for name, fact in seen.values.items()}
+    products, elements = _parts(graph, at, shapes)
+    values = {*graph.nodes[at].output, *graph.reads[at]} - graph.constant_bytes.keys()
+    moved = sum(seen.values[name].size_bytes for name in values if name in seen.values)
+    is_conv = graph.nodes[at].op_type in _CONVOLUTIONS
+    return BlockWork(
+        matmul_flops=0.0 if is_conv else 2.0 * products, conv_flops=2.0 * products if is_conv else 0.0,
+        other_flops=2.0 * elements, moved_bytes=0.0 if _is_free(graph.nodes[at]) else float(moved), weight_bytes=0.0,
+    )  # fmt: skip
+
+
 def _cost(graph: Graph, at: int, shapes: Mapping[str, Shape]) -> float:
+    return sum(_parts(graph, at, shapes))
+
+
+def _is_free(node: Any) -> bool:
+    return node.op_type in _FREE and node.domain in ("", "ai.onnx")
+
+
+def _parts(graph: Graph, at: int, shapes: Mapping[str, Shape]) -> tuple[float, float]:
+    """Multiply-accumulates of matrix products, and what the rest takes in the same unit."""
     node, reads = graph.nodes[at], graph.reads[at]
-    if node.op_type in _FREE and node.domain in ("", "ai.onnx"):
-        return 0.0
+    if _is_free(node):
+        return 0.0, 0.0
     written = [shapes[name] for name in node.output if name in shapes]
     read = [shapes[name] for name in reads if name in shapes]
     elements = sum(map(math.prod, written))
@@ -69,9 +92,9 @@ def _cost(graph: Graph, at: int, shapes: Mapping[str, Shape]) -> float:
             (math.prod(shapes[name][:-1]) for name in reads if name in shapes and name not in graph.constant_bytes),
             default=1,
         )
-        return _PER_ELEMENT * elements + float(weights * rows)
+        return float(weights * rows), _PER_ELEMENT * elements
     per_element = _PER_TRANSCENDENTAL if node.op_type in _TRANSCENDENTAL else _PER_ELEMENT
-    return per_element * elements + _products(node.op_type, read, written)
+    return _products(node.op_type, read, written), per_element * elements
 
 
 def _inner_weights(graph: Any) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from agents.activations import packed_bytes
+from controller.models.costing import node_work
 from controller.models.cutting import partition
 from controller.models.extraction import Declaration, declare, loosened, piece
 from controller.models.graph import Graph
@@ -20,6 +21,7 @@ from controller.models.samples import first_item
 from controller.models.sanity import check_outputs
 from controller.models.scopes import layer_edges
 from controller.models.sessions import Arrays, open_session, run
+from policies.roofline import BlockWork
 from policies.service import ActivationFormat, Axis, BlockProfile
 
 _FEWER_BITS: tuple[ActivationFormat, ...] = ("fp16", "int8")
@@ -143,6 +145,7 @@ def _profiles(
                 param_bytes=int(RESIDENT_FACTOR * _weight_bytes(cut, seen, block, constant)),
                 cut_bytes_per_item=sum(seen.values[key].size_bytes for key in leaving if key in seen.values),
                 file_bytes=file_bytes[block],
+                work=_work(cut, seen, block, constant),
                 cut_bytes_as={} if last else {how: _bytes_as(seen, leaving, how) for how in _FEWER_BITS},
             )
         )
@@ -155,6 +158,19 @@ def _bytes_as(seen: Observation, names: Iterable[str], how: ActivationFormat) ->
     return sum(
         packed_bytes(fact.shape, how) if fact.elem_type == TensorProto.FLOAT else fact.size_bytes for fact in facts
     )
+
+
+def _work(cut: Partition, seen: Observation, block: int, constant: frozenset[int]) -> BlockWork:
+    """What a block computes and moves for one item; what the runtime folds into constants is not computed again."""
+    nodes = [node_work(cut.graph, seen, at) for at in piece(cut, block, block + 1).nodes if at not in constant]
+
+    def total(name: str) -> float:
+        return float(sum(getattr(node, name) for node in nodes))
+
+    return BlockWork(
+        matmul_flops=total("matmul_flops"), conv_flops=total("conv_flops"), other_flops=total("other_flops"),
+        moved_bytes=total("moved_bytes"), weight_bytes=float(_weight_bytes(cut, seen, block, constant)),
+    )  # fmt: skip
 
 
 def _line(one_ms: float, many_ms: float | None, items: int) -> tuple[float, float]:

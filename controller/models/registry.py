@@ -29,6 +29,7 @@ from controller.models.graph import build_graph, read_file, read_model, shard_li
 from controller.models.layout import Partition, assemble
 from controller.models.packages import Progress
 from controller.models.proving import Proof
+from controller.models.reference import reference_calibration
 from controller.models.samples import SAMPLE_ITEMS, check_sample, generate_sample
 from controller.models.sessions import Arrays
 from policies.ids import BlobHash, ModelName
@@ -188,7 +189,7 @@ class ModelRegistry:
         profile = ModelProfile(
             name=ModelName(name), sha256=self._blobs.put(content), blocks=found.blocks, input_bytes_per_item=found.input_bytes,
             split_axis=axis if found.split else None, activation_bytes=found.activation_bytes,
-            atomic_reason=found.cut.atomic_reason, split_until=found.split_until,
+            atomic_reason=found.cut.atomic_reason, split_until=found.split_until, timed_on=reference_calibration(),
             shard_limit_bytes=shard_limit_bytes(graph),
         )  # fmt: skip
         return Record(

@@ -14,6 +14,7 @@ import pytest
 from agents.backends import InferenceBackend, open_backend
 from agents.backends.emulated import EmulatedBackend
 from agents.backends.onnx import OnnxBackend
+from agents.backends.timing import clock_for, quickest
 from agents.calibration import (
     MAX_KEPT,
     CalibrationSettings,
@@ -21,7 +22,6 @@ from agents.calibration import (
     is_sound,
     keep,
     measure,
-    quickest,
     read_kept,
 )
 from agents.facts import device_type
@@ -130,6 +130,13 @@ async def test_a_request_goes_before_the_runs_that_wait(queue):
     measuring.cancel()
     await asyncio.gather(measuring, return_exceptions=True)
     assert len(order) > 0
+
+
+def test_processor_time_counts_where_one_thread_of_it_does_all_the_work():
+    processor = OnnxBackend(LAUNCH.path)
+    assert clock_for(processor, 1) is time.thread_time
+    assert clock_for(processor, 2) is time.perf_counter
+    assert clock_for(SteadyBackend(LAUNCH.path, []), 1) is time.perf_counter
 
 
 def test_the_quickest_quarter_is_what_counts():

@@ -54,6 +54,8 @@ def test_a_profile_describes_every_block(registry: ModelRegistry, mlp: Any) -> N
     assert profile.input_bytes_per_item == 64 * 4
     assert profile.activation_bytes >= 2 * 64 * 4
     assert profile.sha256 == registry.shard_file("mlp", Span(0, len(profile.blocks))).sha256
+    assert profile.timed_on is not None, "so that times can be transferred to other devices"
+    assert sum(block.work.matmul_flops for block in profile.blocks if block.work) == 6 * 2 * 64 * 64
     for block in profile.blocks:
         assert block.fixed_ms >= 0
         assert block.per_item_ms >= 0
