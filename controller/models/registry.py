@@ -37,7 +37,7 @@ from policies.plan import Span
 from policies.service import Axis, ModelProfile
 from sla.errors import ModelError, NotFoundError
 
-RECORD_VERSION = 7
+RECORD_VERSION = 8
 """Raise it when cutting, proving or profiling changes its results: models are then examined anew."""
 MAX_ASSET_BYTES = 256 << 20
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
