@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, Literal
 
@@ -18,8 +17,10 @@ from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
 from controller.core import Controller
 from controller.llm_api import llm_routes
 from controller.metrics import render_metrics
+from controller.model_api import model_routes
 from controller.plan_api import plan_routes
 from controller.problems import plain_problem, problem
+from controller.request_bodies import read_body
 from controller.sla_reports import report_html
 from controller.sla_views import SlaReport, SlaStatusOut
 from controller.views import (
@@ -31,10 +32,8 @@ from controller.views import (
     KeyIn,
     KeyOut,
     LinkShapeIn,
-    ModelOut,
     NewKeyOut,
     PlanOut,
-    ServiceOut,
     SlaOut,
     StatusOut,
     TokenIn,
@@ -45,7 +44,6 @@ from sla.schema import contract_schema
 
 log = logging.getLogger(__name__)
 
-MAX_MODEL_BYTES = 2 << 30
 MAX_SLA_BYTES = 64 * 1024
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
@@ -160,19 +158,6 @@ def _problem_response(status: int, document: dict[str, Any], headers: dict[str, 
     return JSONResponse(document, status_code=status, headers=headers, media_type="application/problem+json")
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises InvalidInputError as soon as it is longer than `limit` bytes."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise InvalidInputError(
-                f"The body has more than {limit} bytes.", found=f"over {limit} bytes", accepted=f"at most {limit} bytes"
-            )
-        parts.append(part)
-    return b"".join(parts)
-
-
 def _if_match(request: Request) -> int | None:
     """The version in an If-Match header, None without one. Raises InvalidInputError."""
     header = request.headers.get("if-match")
@@ -196,7 +181,7 @@ def _routes(controller: Controller) -> APIRouter:
     _fleet(router, controller)
     _plans(router, controller)
     plan_routes(router, controller)
-    _models(router, controller)
+    model_routes(router, controller)
     llm_routes(router, controller)
     return router
 
@@ -232,13 +217,13 @@ def _slas(router: APIRouter, controller: Controller) -> None:
     @router.post("/v1/slas", tags=["slas"], status_code=201)
     async def apply_sla(request: Request) -> Response:
         """Submit a contract. Idempotent by `service_id`; send If-Match with the version you edited."""
-        applied = await controller.apply_contract(await _body(request, MAX_SLA_BYTES + 1), _if_match(request))
+        applied = await controller.apply_contract(await read_body(request, MAX_SLA_BYTES + 1), _if_match(request))
         return _versioned(applied, 201 if applied.created else 200)
 
     @router.post("/v1/slas:preview", tags=["slas"])
     async def preview_sla(request: Request) -> Admission:
         """Could this contract be kept? Changes nothing."""
-        return await controller.preview(await _body(request, MAX_SLA_BYTES + 1))
+        return await controller.preview(await read_body(request, MAX_SLA_BYTES + 1))
 
     @router.get("/v1/slas", tags=["slas"])
     async def slas() -> list[SlaOut]:
@@ -362,29 +347,3 @@ def _plans(router: APIRouter, controller: Controller) -> None:
     async def unpin(service_id: str) -> dict[str, Any]:
         await controller.pin(service_id, False)
         return {"service_id": service_id, "pinned": False}
-
-
-def _models(router: APIRouter, controller: Controller) -> None:
-    @router.get("/v1/models", tags=["models"])
-    async def models() -> list[ModelOut]:
-        return controller.models()
-
-    @router.put("/v1/models/{name}", tags=["models"], status_code=201)
-    async def add_model(name: str, request: Request) -> ModelOut:
-        """Register an ONNX file (the body): cut, prove, profile, and serve it as a service of the same name."""
-        return await controller.add_model(name, await _body(request, MAX_MODEL_BYTES))
-
-    @router.get("/v1/services", tags=["models"])
-    async def services() -> list[ServiceOut]:
-        return controller.service_list()
-
-    @router.post("/v1/services", tags=["models"], status_code=201)
-    async def add_service(request: Request) -> ServiceOut:
-        """Register a service that comes with Tidegate: {"builtin": "document-reader"}."""
-        body = await _body(request, MAX_SLA_BYTES)
-        try:
-            wanted = json.loads(body)
-            name = wanted["builtin"]
-        except (ValueError, KeyError, TypeError):
-            raise InvalidInputError('Send {"builtin": NAME}.', accepted='{"builtin": "document-reader"}') from None
-        return await controller.add_builtin_service(str(name))

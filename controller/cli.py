@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from agents.options import add_options, whole_number
 from controller.llm_options import add_llm_commands, add_llm_options
+from controller.model_options import add_model_commands
 from sla.errors import TidegateError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -54,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     _agent_commands(commands)
     _key_commands(commands)
     _sla_commands(commands)
-    _model_commands(commands)
+    add_model_commands(commands, _call)
     _plan_commands(commands)
     _what_if_commands(commands)
     add_llm_commands(commands, _call)
@@ -195,31 +196,6 @@ def _sla_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     bring.add_argument("--apply", action="store_true", help="submit it to the controller")
     bring.set_defaults(run=_call("sla_import", "sla_commands"))
-
-
-def _model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    model = commands.add_parser("model", help="ONNX models")
-    actions = model.add_subparsers(required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="register an ONNX file: cut, prove, profile")
-    add.add_argument("name")
-    add.add_argument("file", metavar="FILE.onnx")
-    add.set_defaults(run=_call("model_add"))
-    listing = actions.add_parser("list", help="registered models")
-    listing.add_argument("--json", action="store_true")
-    listing.set_defaults(run=_call("model_list"))
-    show = actions.add_parser("show", help="a model's blocks and what they cost")
-    show.add_argument("name")
-    show.add_argument("--json", action="store_true")
-    show.add_argument("--svg", metavar="FILE", help="draw them there instead of printing them")
-    show.set_defaults(run=_call("model_show"))
-    service = commands.add_parser("service", help="services")
-    service_actions = service.add_subparsers(required=True, metavar="ACTION")
-    builtin = service_actions.add_parser("add", help="register a service that comes with Tidegate")
-    builtin.add_argument("name", help="document-reader")
-    builtin.set_defaults(run=_call("service_add"))
-    services = service_actions.add_parser("list", help="registered services")
-    services.add_argument("--json", action="store_true")
-    services.set_defaults(run=_call("service_list"))
 
 
 def _plan_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

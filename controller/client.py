@@ -61,13 +61,13 @@ class ApiClient:
         """The decoded answer of a POST."""
         return self._call("POST", path, content=body, json=json, headers=headers, **_timeout(timeout_s))
 
-    def put(self, path: str, *, body: bytes, timeout_s: float | None = None) -> Any:
+    def put(self, path: str, *, body: bytes | None = None, json: Any = None, timeout_s: float | None = None) -> Any:
         """The decoded answer of a PUT."""
-        return self._call("PUT", path, content=body, **_timeout(timeout_s))
+        return self._call("PUT", path, content=body, json=json, **_timeout(timeout_s))
 
-    def delete(self, path: str) -> None:
-        """Nothing, when it is gone."""
-        self._call("DELETE", path)
+    def delete(self, path: str) -> Any:
+        """The decoded answer of a DELETE, when it is gone."""
+        return self._call("DELETE", path)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Returns when the controller is ready. Raises RetryableError when it is not in time."""

@@ -6,8 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.client import ApiClient
-from controller.models.drawing import draw_model
 from sla.contract import parse_contract
-from sla.errors import InvalidInputError, NotFoundError, TidegateError
+from sla.errors import InvalidInputError
 
 MAX_FILE_BYTES = 2 << 30
-_PROGRESS_EVERY_S = 0.3
 
 
 def agent_list(arguments: argparse.Namespace) -> int:
@@ -28,7 +25,7 @@ def agent_list(arguments: argparse.Namespace) -> int:
     columns = ("agent", "platform", "evidence", "state", "zone", "last report", "busy", "shards", "GFLOP/s", "ingress")
     rows = [
         (a["id"], a["platform"], a["evidence"], a["state"], a["zone"], _age(a["age_ms"]), percent_text(a["cpu_saturation"]),
-         _mb(a["loaded_bytes"]), number_text((a["calibration"] or {}).get("matmul_gflops")), a["ingress_url"] or "-")
+         mb_text(a["loaded_bytes"]), number_text((a["calibration"] or {}).get("matmul_gflops")), a["ingress_url"] or "-")
         for a in agents
     ]  # fmt: skip
     return show(arguments, agents, columns, rows)
@@ -113,102 +110,6 @@ def sla_delete(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def model_add(arguments: argparse.Namespace) -> int:
-    data, api = read_file(arguments.file), api_of(arguments)
-    model = _with_progress(
-        api, arguments.name, lambda: api.put(f"/v1/models/{arguments.name}", body=data, timeout_s=900)
-    )
-    axis = _axis_text(model)
-    print(
-        f"Model {model['name']} registered: {len(model['blocks'])} blocks, {axis}. It is served as the service {model['name']} once an SLA names it."
-    )
-    return 0
-
-
-def _axis_text(model: dict[str, Any]) -> str:
-    if model["split_axis"]:
-        return f"its items are independent along the {model['split_axis']} axis"
-    until = model.get("split_until") or 0
-    if until:
-        return f"its items are independent up to block {until} ({model['blocks'][until]['name']})"
-    return "no axis was proven to act item by item"
-
-
-def _with_progress(api: ApiClient, name: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns; meanwhile what the controller says about the model is shown on stderr."""
-    seen = {(e["at_s"], e["text"]) for e in _model_events(api, name)}
-    with ThreadPoolExecutor(1) as pool:
-        doing = pool.submit(work)
-        while True:
-            finished = wait([doing], timeout=_PROGRESS_EVERY_S).done
-            for event in _model_events(api, name):
-                if (event["at_s"], event["text"]) not in seen:
-                    seen.add((event["at_s"], event["text"]))
-                    print(f"  {event['text']}", file=sys.stderr)
-            if finished:
-                return doing.result()
-
-
-def _model_events(api: ApiClient, name: str) -> list[dict[str, Any]]:
-    """Progress is worth no error: if the controller cannot be asked, the work itself will say why."""
-    try:
-        return [e for e in api.get("/v1/events") if e["kind"] == "model" and e["service"] == name]
-    except TidegateError:
-        return []
-
-
-def model_list(arguments: argparse.Namespace) -> int:
-    models = api_of(arguments).get("/v1/models")
-    rows = [
-        (
-            m["name"],
-            str(len(m["blocks"])),
-            m["split_axis"] or "-",
-            _mb(sum(b["param_bytes"] for b in m["blocks"])),
-            f"{m['accuracy']:.2f}",
-            m["sha256"][:12],
-        )
-        for m in models
-    ]
-    return show(arguments, models, ("model", "blocks", "split axis", "weights", "accuracy", "sha256"), rows)
-
-
-def model_show(arguments: argparse.Namespace) -> int:
-    model = next((m for m in api_of(arguments).get("/v1/models") if m["name"] == arguments.name), None)
-    if model is None:
-        raise NotFoundError(f"There is no model {arguments.name!r}; list them with: tidegate model list")
-    if arguments.svg is not None:
-        Path(arguments.svg).write_text(draw_model(model), encoding="utf-8")
-        print(f"The blocks of {arguments.name} are drawn in {arguments.svg}.")
-        return 0
-    rows = [
-        (
-            str(number),
-            b["name"],
-            f"{b['fixed_ms']:.2f}",
-            f"{b['per_item_ms']:.2f}",
-            _mb(b["param_bytes"]),
-            f"{b['cut_bytes_per_item'] / 1024:.0f} KB",
-        )
-        for number, b in enumerate(model["blocks"])
-    ]
-    return show(
-        arguments, model, ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item"), rows
-    )
-
-
-def service_add(arguments: argparse.Namespace) -> int:
-    service = api_of(arguments).post("/v1/services", json={"builtin": arguments.name}, timeout_s=900)
-    print(f"Service {service['id']} registered: {' -> '.join(stage['name'] for stage in service['stages'])}")
-    return 0
-
-
-def service_list(arguments: argparse.Namespace) -> int:
-    services = api_of(arguments).get("/v1/services")
-    rows = [(s["id"], " -> ".join(stage["name"] for stage in s["stages"])) for s in services]
-    return show(arguments, services, ("service", "stages"), rows)
-
-
 def plan_show(arguments: argparse.Namespace) -> int:
     plans = [p for p in api_of(arguments).get("/v1/plans", service_id=arguments.service) if p["running"]]
     rows = [
@@ -268,7 +169,7 @@ def api_of(arguments: argparse.Namespace) -> ApiClient:
     return client
 
 
-def read_file(name: str) -> bytes:
+def read_file(name: str | Path) -> bytes:
     path = Path(name)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -302,7 +203,7 @@ def number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-def _mb(value: float | None) -> str:
+def mb_text(value: float | None) -> str:
     return "-" if value is None else f"{value / (1 << 20):.1f} MB"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from contextlib import AsyncExitStack
 from importlib import metadata
 
@@ -22,6 +21,7 @@ from controller.gateway import Gateway
 from controller.leadership import Leadership
 from controller.llm_service import LlmService
 from controller.loop import ControlLoop
+from controller.model_service import ModelService
 from controller.models.registry import ModelRegistry
 from controller.operator_plans import OperatorPlans
 from controller.pki import CertificateAuthority
@@ -35,7 +35,6 @@ from controller.present import (
 )
 from controller.replay import DecisionLog, Logged, log_bytes
 from controller.rollout import Rollout
-from controller.services.catalog import builtin_services
 from controller.settings import ControllerSettings
 from controller.sla_reports import month_of
 from controller.sla_views import SlaReport, SlaStatusOut
@@ -43,6 +42,7 @@ from controller.slis import Slis
 from controller.state import State
 from controller.store import Store, open_store
 from controller.telemetry import Telemetry
+from controller.variant_service import VariantService
 from controller.views import (
     Admission,
     AgentOut,
@@ -59,13 +59,11 @@ from controller.views import (
     TokenOut,
 )
 from policies.fleet import LinkView
-from policies.ids import AgentId, ModelName, ServiceId
+from policies.ids import AgentId, ServiceId
 from sla.contract import parse_contract
 from sla.errors import ConflictError, InvalidInputError, NotFoundError, TidegateError
 
 log = logging.getLogger(__name__)
-
-_MODEL_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 class Controller:
@@ -131,6 +129,11 @@ class Controller:
             desired=self.desired, loop=self.loop, slis=self.slis, telemetry=self.telemetry, state=self.state,
             events=self.events, clock=self.clock,
         )  # fmt: skip
+        self.model_service = ModelService(
+            registry=self.registry, directory=self.settings.directory / "models", cache=self.settings.cache, desired=self.desired,
+            loop=self.loop, events=self.events,
+        )  # fmt: skip
+        self.variant_service = VariantService(self.model_service)
         self.door = AgentDoor(
             state=self.state, ca=self.ca, blobs=self.registry, fleet=self.fleet, telemetry=self.telemetry, clock=self.clock,
             events=self.events, on_hello=self.loop.said_hello, on_report=self._on_report,
@@ -351,46 +354,6 @@ class Controller:
     def service_list(self) -> list[ServiceOut]:
         """All registered services."""
         return [service_out(spec) for _, spec in sorted(self.desired.specs.items())]
-
-    async def add_model(self, name: str, data: bytes) -> ModelOut:
-        """Register an ONNX file and serve it as a service of the same name. Raises ModelError; stores nothing then."""
-        if not _MODEL_NAME.fullmatch(name):
-            raise InvalidInputError(
-                f"{name!r} is not a model name; accepted are lower-case letters, digits, dots and dashes.",
-                found=name,
-                accepted="a name such as my-model",
-            )
-        from controller.services.single import single_stage_service
-
-        loop = asyncio.get_running_loop()
-
-        def progress(sentence: str) -> None:
-            log.info(sentence)
-            loop.call_soon_threadsafe(lambda: self.events.add("model", sentence, service=name))
-
-        spec, profile, models = await asyncio.to_thread(
-            single_stage_service, self.registry, ModelName(name), data, progress=progress
-        )
-        await self.desired.put_service(spec, models)
-        self._bound(spec.id)
-        return model_out(profile)
-
-    async def add_builtin_service(self, name: str) -> ServiceOut:
-        """Register a service that comes with Tidegate. Raises NotFoundError, or what fetching its weights raises."""
-        register = builtin_services().get(name)
-        if register is None:
-            raise NotFoundError(f"There is no built-in service {name!r}; there are: {', '.join(builtin_services())}.")
-        spec = await asyncio.to_thread(register, self.registry, self.settings.cache, log.info)
-        names = {model for stage in spec.onnx_stages() for model in stage.variants}
-        await self.desired.put_service(spec, {name: self.registry.profile(name) for name in names})
-        self._bound(spec.id)
-        return service_out(spec)
-
-    def _bound(self, service: ServiceId) -> None:
-        self.events.add("service", f"Service {service} is registered.", service=service)
-        for contract_id, stored in self.desired.contracts.items():
-            if stored.contract.service_name == service:
-                self.loop.poke("contract", contract_id)
 
     # --- plans and decisions
 

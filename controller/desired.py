@@ -83,6 +83,16 @@ class Desired:
         self.models |= models
         self.specs[spec.id] = spec
 
+    async def remove_service(self, service: ServiceId) -> None:
+        """Forget a service; its models stay."""
+        await self._state.delete_service(service)
+        self.specs.pop(service, None)
+
+    async def remove_model(self, name: ModelName) -> None:
+        """Forget a model; no service may name it any more."""
+        await self._state.delete_model(name)
+        self.models = {other: profile for other, profile in self.models.items() if other != name}
+
     async def add_plan(self, service: str, plan: Plan, decision: Decision, at_s: float) -> None:
         """Remember a decided plan; it does not run yet."""
         await self._state.put_plan(service, plan, decision, at_s=at_s)

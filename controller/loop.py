@@ -315,9 +315,28 @@ class ControlLoop:
         self._events.add("plan-active", f"{service}: plan {epoch} is active{told}.", service=service, epoch=epoch)
         self._spawn(self._release_later(route.spec.id, epoch), f"release-{service}-{epoch}")
 
-    async def restore(self, service: ServiceId, plan: Plan, trigger: Trigger = "operator") -> int:
+    def is_moving(self, service: ServiceId) -> bool:
+        """Whether a plan of this contract is being carried out now."""
+        return self._service(service).moving.locked()
+
+    def renew(self, service: ServiceId, why: str) -> None:
+        """Carry out the running plan again, because what it runs has changed under it; in the background."""
+        running = self._desired.book(service).running
+        if running is not None:
+            self._spawn(self._renew(service, running, why), f"renew-{service}")
+
+    async def _renew(self, service: ServiceId, plan: Plan, why: str) -> None:
+        try:
+            await self.restore(service, plan, reason=why)
+        except TidegateError as error:
+            self._events.add("rollout-failed", f"{service}: {error}", service=service)
+            self.poke("operator", service)
+
+    async def restore(
+        self, service: ServiceId, plan: Plan, trigger: Trigger = "operator", *, reason: str | None = None
+    ) -> int:
         """Run an earlier plan again, as a new epoch. Raises TidegateError while nothing has changed."""
-        reason = f"an operator went back to plan {plan.epoch}"
+        reason = reason or f"an operator went back to plan {plan.epoch}"
         decision = Decision(
             service_id=service,
             trigger=trigger,

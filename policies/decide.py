@@ -153,7 +153,7 @@ class _Look:
             return self._solve_now("operator" if by_operator else "agent-lost", why, counts=False)
         if view.pinned:
             return None
-        lasting = {"cover", "privacy", "zone", "accuracy"}
+        lasting = {"cover", "shard-size", "privacy", "zone", "accuracy"}
         broken = [r for r in plan_faults(view.running, self.predictor, "start") if r.code in lasting]
         if broken:
             return self._solve_now("contract", broken[0], counts=False)

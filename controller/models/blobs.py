@@ -46,6 +46,11 @@ class BlobStore:
             write_atomically(self._place(sha256), content)
         return sha256
 
+    def remove(self, sha256: str) -> None:
+        """Drop a blob that nobody needs any more; fine if it is not here."""
+        if (path := self.path(sha256)) is not None:
+            path.unlink(missing_ok=True)
+
     def path(self, sha256: str) -> Path | None:
         """Where the blob lies; None if it is not here or `sha256` is not a hash."""
         if _HASH.fullmatch(sha256) is None:

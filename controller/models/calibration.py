@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from controller.models.blobs import write_atomically
+from controller.models.sample_files import read_arrays
 from controller.models.sessions import Arrays
 from sla.errors import ModelError
 
@@ -87,17 +88,16 @@ def save_set(calibration: CalibrationSet, path: Path) -> None:
 def load_set(path: Path, *, least: int = MIN_SAMPLES) -> CalibrationSet:
     """The set in a file. Raises ModelError with one sentence if it is none, or not one that may be used."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ModelError(f"The calibration set {path} is larger than {_MAX_BYTES >> 30} GB.", found=str(path))
-        with np.load(path, allow_pickle=False) as stored:
-            manifest = msgspec.json.decode(stored["manifest"].tobytes(), type=Manifest)
-            samples: list[Arrays] = [{} for _ in manifest.scene_of]
-            for key in stored.files:
-                number, _, name = key.partition("/")
-                if name:
-                    samples[int(number)][name] = stored[key]
-    except (OSError, ValueError, KeyError, IndexError, msgspec.MsgspecError) as error:
-        raise ModelError(f"{path} is not a calibration set: {type(error).__name__}.", found=str(path)) from error
+        arrays = read_arrays(path, at_most=_MAX_BYTES)
+        manifest = msgspec.json.decode(arrays.pop("manifest").tobytes(), type=Manifest)
+        samples: list[Arrays] = [{} for _ in manifest.scene_of]
+        for key, array in arrays.items():
+            number, _, name = key.partition("/")
+            samples[int(number)][name] = array
+    except (ValueError, KeyError, IndexError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{path.name} is not a calibration set: {type(error).__name__}.", found=path.name) from error
+    except ModelError as error:
+        raise ModelError(f"{path.name} is not a calibration set: {error}", found=path.name) from error
     found = CalibrationSet(manifest, tuple(samples))
     _check(found, least)
     return found

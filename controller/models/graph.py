@@ -15,13 +15,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import onnx
-from onnx.external_data_helper import load_external_data_for_model
 
 from sla.errors import ModelError
 
 MAX_MODEL_BYTES = (1 << 31) - 1
 """Protocol buffers cannot hold more. The weights of a larger model stay in their own files; each of its shards must be smaller."""
 MAX_WEIGHT_BYTES = 1 << 40
+_MAX_UNFOLDING = 4
+"""Weights may be named more than once and packed two to a byte; more than this is no model but a trap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,20 @@ def build_graph(model: Any, name: str, *, weights: Path | None = None) -> Graph:
 def shard_limit_bytes(graph: Graph) -> int:
     """The most that a file of its blocks may have, for a model that one file cannot hold; 0 for others."""
     return 0 if graph.weights is None else MAX_MODEL_BYTES
+
+
+def external_files(content: bytes) -> list[str]:
+    """Where a model says that its weights lie outside; empty for what is no model, which whoever reads it next says."""
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception:  # google.protobuf's DecodeError, see `read_model`
+        return []
+    tensors = (tensor for tensor in _all_tensors(model.graph) if is_external(tensor))
+    return sorted({_location(tensor) for tensor in tensors})
+
+
+def _location(tensor: Any) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def metadata(source: Path | bytes, name: str) -> dict[str, str]:
@@ -212,18 +227,49 @@ def _draw_in_external_data(model: Any, base: Path | None, name: str) -> bool:
         )
     for tensor in external:
         _check_location(tensor, base, name)
-    size = model.ByteSize() + sum(tensor_bytes(tensor) for tensor in external)
+    claimed = sum(tensor_bytes(tensor) for tensor in external)
+    _check_claim(claimed, {_location(tensor) for tensor in external}, base, name)
+    size = model.ByteSize() + claimed
     if size > MAX_MODEL_BYTES:
         for tensor in external:
             _check_extent(tensor, base, name)
         if len(external) > sum(map(is_external, model.graph.initializer)) or size > MAX_WEIGHT_BYTES:
             raise ModelError(f"{name} has {size} bytes with its weights, in a form that cannot be split into files.")
         return True
-    try:
-        load_external_data_for_model(model, str(base))
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"{name} keeps weights in other files that cannot be read: {first_line(error)}.") from error
+    for tensor in external:
+        _draw_in(tensor, base, name)
     return True
+
+
+def _check_claim(claimed_bytes: int, locations: set[str], base: Path, name: str) -> None:
+    """Refuse a small file of weights that unfolds into very many, because its bytes are named again and again."""
+    files = [base / location for location in locations]
+    held_bytes = sum(path.stat().st_size for path in files if path.is_file())
+    if all(path.is_file() for path in files) and claimed_bytes > _MAX_UNFOLDING * held_bytes:
+        raise ModelError(
+            f"{name} claims {claimed_bytes} bytes of weights in files that hold {held_bytes}.",
+            found=str(claimed_bytes), accepted=f"at most {_MAX_UNFOLDING * held_bytes}",
+        )  # fmt: skip
+
+
+def _draw_in(tensor: Any, base: Path, name: str) -> None:
+    """Put a tensor's values into it; their place was checked. (onnx's own reader refuses files with several hard links, which ours are.)"""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        offset, length = int(place.get("offset", 0)), int(place.get("length", tensor_bytes(tensor)))
+        if not 0 <= length <= tensor_bytes(tensor):
+            raise ValueError(f"{tensor.name} would have {length} bytes")
+        with (base / place["location"]).open("rb") as file:
+            file.seek(offset)
+            values = file.read(length)
+        if len(values) < length:
+            raise ValueError(f"{place['location']} does not hold the {length} bytes of {tensor.name} at {offset}")
+    except (OSError, ValueError) as error:
+        why = f"{place['location']}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise ModelError(f"{name} keeps weights in other files that cannot be read: {why}.") from error
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    tensor.raw_data = values
 
 
 def is_external(tensor: Any) -> bool:
@@ -260,7 +306,7 @@ def _check_extent(tensor: Any, base: Path, name: str) -> None:
 
 def _check_location(tensor: Any, base: Path, name: str) -> None:
     """Refuse a location that leaves the model's own directory, by its spelling or through a symbolic link."""
-    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    location = _location(tensor)
     parts = PurePosixPath(location).parts + PureWindowsPath(location).parts
     rooted = PurePosixPath(location).is_absolute() or bool(PureWindowsPath(location).anchor)
     if not location or rooted or ".." in parts or not (base / location).resolve().is_relative_to(base.resolve()):

@@ -71,6 +71,42 @@ def prune_cache(model: Any, layers: Sequence[CachedAttention], *, protect: int =
     return pruned
 
 
+def cached_attention(model: Any) -> list[CachedAttention]:
+    """The layers of a decoder whose outputs are its caches, found from the graph. Raises ModelError if there are none.
+
+    Cache outputs come in pairs whose names differ in `key` and `value` only; a layer's attention weights are the first softmax
+    that is computed from its keys.
+    """
+    outputs = [value.name for value in model.graph.output]
+    keys = [name for name in outputs if "key" in name and name.replace("key", "value") in outputs]
+    if not keys:
+        raise ModelError(
+            "The model has no pairs of cache outputs whose names differ in `key` and `value`; its cache cannot be pruned.",
+            found=", ".join(outputs)[:200], accepted="outputs such as present.0.key and present.0.value",
+        )  # fmt: skip
+    producer = {name: node for node in model.graph.node for name in node.output}
+    readers: dict[str, list[Any]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    return [CachedAttention(_weights_of(key, producer, readers), key, key.replace("key", "value")) for key in keys]
+
+
+def _weights_of(key: str, producer: dict[str, Any], readers: dict[str, list[Any]]) -> str:
+    source = key
+    while source in producer and producer[source].op_type == "Identity":
+        source = producer[source].input[0]
+    seen, waiting = {source}, [source]
+    while waiting:  # breadth first, so that the nearest softmax is found
+        for node in readers.get(waiting.pop(0), []):
+            if node.op_type == "Softmax":
+                return str(node.output[0])
+            fresh = [name for name in node.output if name not in seen]
+            seen.update(fresh)
+            waiting.extend(fresh)
+    raise ModelError(f"No softmax is computed from the cache output {key!r}; its cache cannot be pruned.", found=key)
+
+
 @dataclass(frozen=True, slots=True)
 class _Nodes:
     """Appends nodes with names of our own."""

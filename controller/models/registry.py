@@ -59,7 +59,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     bounds: tuple[int, ...]
     declared: dict[str, Declaration]
     weights: str = ""
-    """Directory of the weights of a model that is larger than one file may be; it must stay where it is."""
+    """Directory of the weights of a model that is larger than one file may be: below the registry's own, or where the caller keeps it."""
     trace: BlobHash
     """The values of one item at every cut, from which golden blobs are made."""
 
@@ -79,6 +79,7 @@ class ModelRegistry:
     """See the module; `directory` belongs to this registry alone."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._records_directory = directory / "models"
         self._blobs = BlobStore(directory / "blobs")
         self._lock = threading.Lock()
@@ -164,6 +165,26 @@ class ModelRegistry:
             raise ModelError(f"An asset may have {MAX_ASSET_BYTES >> 20} MB, not {len(content) >> 20}.")
         return self._blobs.put(content)
 
+    def remove(self, name: str) -> None:
+        """Forget a model, and drop the files that only it needed. Raises NotFoundError."""
+        record = self._record(name)
+        with self._exclusive(name):
+            (self._records_directory / f"{name}.json").unlink(missing_ok=True)
+            with self._lock:
+                self._records.pop(name, None)
+                own = {at: shard for at, shard in self._shards.items() if at[0] == name}
+                self._shards = {at: shard for at, shard in self._shards.items() if at[0] != name}
+                needed = {blob for other in self._records.values() for blob in (other.profile.sha256, other.trace)}
+                needed |= {blob for shard in self._shards.values() for blob in _blobs_of(shard)}
+        mine = {record.profile.sha256, record.trace, *(blob for shard in own.values() for blob in _blobs_of(shard))}
+        for blob in mine - needed:
+            self._blobs.remove(blob)
+
+    def weight_directories(self) -> set[Path]:
+        """Where the weights lie of models that are larger than one file may be."""
+        with self._lock:
+            return {self._directory / record.weights for record in self._records.values() if record.weights}
+
     def blob_path(self, sha256: str) -> Path | None:
         """Where a shard file, golden blob or asset lies; None if there is no such blob."""
         return self._blobs.path(sha256)
@@ -193,7 +214,7 @@ class ModelRegistry:
             shard_limit_bytes=shard_limit_bytes(graph),
         )  # fmt: skip
         return Record(
-            key=key, self_contained=self_contained, weights=str(graph.weights or ""), profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,
+            key=key, self_contained=self_contained, weights=self._noted(graph.weights), profile=profile, proof=found.proof, shared=tuple(sorted(found.cut.shared)), bounds=found.cut.bounds,
             declared=found.declared, trace=self._blobs.put(_pack_trace(found)),
         )  # fmt: skip
 
@@ -222,7 +243,7 @@ class ModelRegistry:
 
     def _cut(self, record: Record) -> tuple[Partition, bytes]:
         content = read_file(self._existing(record.profile.sha256))
-        weights = Path(record.weights) if record.weights else None
+        weights = self._directory / record.weights if record.weights else None
         model, _ = read_model(content, record.profile.name, weights=weights)
         graph = build_graph(model, record.profile.name, weights=weights)
         return assemble(graph, record.shared, record.bounds, reason=record.profile.atomic_reason), content
@@ -231,6 +252,13 @@ class ModelRegistry:
         with np.load(io.BytesIO(read_file(self._existing(record.trace))), allow_pickle=False) as trace:
             names = [str(name) for name in trace["names"]]
             return {name: trace[f"value_{at}"] for at, name in enumerate(names)}
+
+    def _noted(self, weights: Path | None) -> str:
+        """How a directory is noted in a record: relative to the registry if it is below, so that both can move together."""
+        if weights is None:
+            return ""
+        own = self._directory.resolve()
+        return str(weights.relative_to(own) if weights.is_relative_to(own) else weights)
 
     def _existing(self, sha256: BlobHash) -> Path:
         path = self._blobs.path(sha256)
@@ -273,6 +301,10 @@ class ModelRegistry:
         """One thread at a time works on a model; others on other models."""
         with self._lock:
             return self._busy.setdefault(name, threading.RLock())
+
+
+def _blobs_of(shard: ShardFile) -> tuple[BlobHash, ...]:
+    return (shard.sha256,) if shard.golden_sha256 is None else (shard.sha256, shard.golden_sha256)
 
 
 def _pack_trace(found: Examination) -> bytes:

@@ -6,11 +6,16 @@ Usually it has one stage. Where the graph acts item by item only up to some bloc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import onnx
 
+from controller.models.graph import read_file
 from controller.models.packages import Progress
 from controller.models.registry import ModelRegistry
 from controller.models.samples import likely_axis
+from controller.models.sessions import Arrays
 from policies.ids import ModelName, ServiceId, StageName
 from policies.plan import Span
 from policies.service import Axis, ModelProfile, OnnxStage, ServiceSpec, TensorSpec
@@ -26,14 +31,28 @@ _WORTH_SPLITTING = 0.2
 """Share of the run time that must be item by item for a stage of its own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What its owner says of a model beside its file."""
+
+    sample: Arrays | None = None
+    axis: Axis | None = None
+    accuracy: float = 1.0
+
+
 def single_stage_service(
-    registry: ModelRegistry, name: ModelName, data: bytes, progress: Progress = lambda sentence: None
+    registry: ModelRegistry,
+    name: ModelName,
+    source: bytes | Path,
+    progress: Progress = lambda sentence: None,
+    given: Given | None = None,
 ) -> tuple[ServiceSpec, ModelProfile, dict[ModelName, ModelProfile]]:
     """The service, its model's profile, and the profiles of this model and of those that its stages run.
 
     Raises ModelError; the registry holds nothing new then.
     """
-    profile, axis = _examined(registry, name, data, progress)
+    data = source if isinstance(source, bytes) else read_file(source)
+    profile, axis = _examined(registry, name, source, data, progress, given or Given())
     model = onnx.load_from_string(data)
     weights = {initializer.name for initializer in model.graph.initializer}
     inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
@@ -42,23 +61,37 @@ def single_stage_service(
     stages: tuple[OnnxStage, ...] = (_stage("model", name, read, written, profile.split_axis),)
     profiles = {name: profile}
     until = profile.split_until or 0
-    if axis is not None and profile.split_axis is None and _item_share(profile, until) >= _WORTH_SPLITTING:
+    is_one_file = profile.shard_limit_bytes == 0
+    if (
+        axis is not None
+        and profile.split_axis is None
+        and is_one_file
+        and _item_share(profile, until) >= _WORTH_SPLITTING
+    ):
         progress(f"the items of {name} mix in block {profile.blocks[until].name}: it becomes two stages")
         stages, profiles = _gathered(registry, profile, axis, written)
     return ServiceSpec(id=ServiceId(name), inputs=inputs, outputs=outputs, stages=stages), profile, profiles
 
 
 def _examined(
-    registry: ModelRegistry, name: ModelName, data: bytes, progress: Progress
+    registry: ModelRegistry, name: ModelName, source: bytes | Path, data: bytes, progress: Progress, given: Given
 ) -> tuple[ModelProfile, Axis | None]:
-    """The model under the axis that its inputs suggest; without one if it cannot run on several items."""
-    axis = likely_axis(data)
+    """The model under the axis that was given or that its inputs suggest; without one if it cannot run on several items."""
+
+    def add(axis: Axis | None) -> ModelProfile:
+        return registry.add(
+            name, source, axis=axis, samples=given.sample, accuracy=given.accuracy, progress=progress
+        )  # fmt: skip
+
+    axis = given.axis or likely_axis(data)
+    if given.sample is not None and any(array.ndim == 0 for array in given.sample.values()):
+        axis = None  # A single number has no items.
     if axis is not None:
         try:
-            return registry.add(name, data, axis=axis, progress=progress), axis
+            return add(axis), axis
         except ModelError as error:
             progress(f"{name} does not run on several items ({error}); it is looked at with one")
-    return registry.add(name, data, progress=progress), None
+    return add(None), None
 
 
 def _gathered(
@@ -73,7 +106,8 @@ def _gathered(
         own = axis if stage == "items" else None
         # Several items for the first part are generated as they were for the whole.
         samples = None if own else part.sample
-        profiles[name] = registry.add(name, part.content, axis=own, samples=samples)
+        accuracy = profile.accuracy if stage == "rest" else 1.0
+        profiles[name] = registry.add(name, part.content, axis=own, samples=samples, accuracy=accuracy)
         split = profiles[name].split_axis
         stages.append(_stage(stage, name, part.inputs, outputs if stage == "rest" else part.outputs, split))
     return tuple(stages), profiles

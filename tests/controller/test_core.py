@@ -47,7 +47,7 @@ async def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path, ma
     before = embedded(tmp_path)
     await before.start()
     fingerprint = before.ca.fingerprint
-    model = await before.add_model("tiny", tiny_onnx)
+    model = await before.model_service.add_bytes("tiny", tiny_onnx)
     version = (await before.apply_contract(make_sla("tiny"), None)).version
     await before.stop()
     after = embedded(tmp_path)
@@ -65,7 +65,7 @@ async def test_counters_of_a_service_survive_a_stop(
 ) -> None:
     before: Controller = make_controller()
     await before.start()
-    await before.add_model("tiny", tiny_onnx)
+    await before.model_service.add_bytes("tiny", tiny_onnx)
     await before.apply_contract(make_sla("tiny"), None)
     sketch = LatencySketch()
     for _ in range(99):

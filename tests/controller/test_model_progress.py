@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.commands import _with_progress
+from controller.model_commands import with_progress
 from sla.errors import ModelError
 
 
@@ -27,7 +27,7 @@ class Narrator:
 
 def test_sentences_about_this_model_are_shown_once_each(capsys: pytest.CaptureFixture[str]) -> None:
     narrator = Narrator()
-    assert _with_progress(narrator, "m", lambda: time.sleep(0.7) or "done") == "done"  # type: ignore[arg-type, func-returns-value]
+    assert with_progress(narrator, "m", lambda: time.sleep(0.7) or "done") == "done"  # type: ignore[arg-type, func-returns-value]
     lines = capsys.readouterr().err.split("\n")[:-1]
     assert lines == [f"  step {at}" for at in range(1, narrator.looks)]
 
@@ -37,4 +37,4 @@ def test_an_error_of_the_work_comes_through() -> None:
         raise ModelError("No.")
 
     with pytest.raises(ModelError):
-        _with_progress(Narrator(), "m", fail)  # type: ignore[arg-type]
+        with_progress(Narrator(), "m", fail)  # type: ignore[arg-type]

@@ -130,3 +130,22 @@ def test_metadata_of_a_model(mlp: Any) -> None:
     model.CopyFrom(mlp)
     helper.set_model_props(model, {"character": "a\nb"})
     assert metadata(model.SerializeToString(), "it") == {"character": "a\nb"}
+
+
+def test_a_small_file_that_unfolds_into_many_weights_is_refused(mlp: Any, tmp_path: Path) -> None:
+    """Twelve tensors that all name the same 16 KB."""
+    model = onnx.ModelProto()
+    model.CopyFrom(mlp)
+    for copy in range(6):
+        model.graph.initializer.add().CopyFrom(mlp.graph.initializer[0])
+        model.graph.initializer[-1].name = f"again{copy}"
+    (tmp_path / "weights.bin").write_bytes(mlp.graph.initializer[0].raw_data)
+    for tensor in model.graph.initializer:
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in {"location": "weights.bin", "offset": "0", "length": "16384"}.items():
+            tensor.external_data.add(key=key, value=value)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="claims 196608 bytes of weights in files that hold 16384"):
+        read_model(path, "it")
