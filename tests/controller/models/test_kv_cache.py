@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks.vlm import Builder
-from controller.models.kv_cache import KEEP_RATIO, KEPT_ENTRIES, CachedAttention, prune_cache
+from controller.models.kv_cache import KEEP_RATIO, KEPT_ENTRIES, CachedAttention, cached_attention, prune_cache
 from controller.models.sessions import Arrays, open_session, run
 from sla.errors import ModelError
 
@@ -126,3 +126,9 @@ def test_what_is_no_cache_is_refused(decoder: Any) -> None:
         prune_cache(prune_cache(decoder, LAYER_NAMES), LAYER_NAMES[:1])
     with pytest.raises(ModelError, match="at least one layer"):
         prune_cache(decoder, [])
+
+
+def test_the_layers_with_a_cache_are_found_from_the_graph(decoder: Any, mlp: Any) -> None:
+    assert cached_attention(decoder) == LAYER_NAMES
+    with pytest.raises(ModelError, match="no pairs of cache outputs"):
+        cached_attention(mlp)
