@@ -305,7 +305,7 @@ class Controller:
         await self.state.revoke_agent(agent)
         if member.connection is not None:
             await member.connection.close()
-        self.fleet.members.pop(AgentId(agent), None)
+        self.fleet.remove(AgentId(agent))
         self.telemetry.forget(AgentId(agent))
         self.loop.poke("agent-lost")
 

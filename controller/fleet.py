@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -48,6 +48,8 @@ class FleetRegistry:
 
     def __init__(self, telemetry: Telemetry, clock: Clock, events: EventLog, settings: SuspicionSettings) -> None:
         self.members: dict[AgentId, Member] = {}
+        self.changes = 0
+        """How often the members, or what they are, changed: whoever keeps an index of them builds it anew then."""
         self._telemetry = telemetry
         self._clock = clock
         self._events = events
@@ -58,6 +60,7 @@ class FleetRegistry:
     def restore(self, records: list[AgentRecord]) -> None:
         """Members known from the store. They get no work before they say hello, but a restart is no reason to give them up."""
         self._restored_ms = self._clock.now_ms()
+        self.changes += 1
         for record in records:
             if not record.revoked:
                 self.members[record.id] = Member(record=record, facts=record.facts, state="suspect")
@@ -68,12 +71,19 @@ class FleetRegistry:
         member.record = record
         member.facts = record.facts
         self.members[record.id] = member
+        self.changes += 1
         return member
+
+    def remove(self, agent: AgentId) -> None:
+        """It is not enrolled any more."""
+        self.members.pop(agent, None)
+        self.changes += 1
 
     def connected(self, agent: AgentId, connection: Connection, facts: DeviceFacts, address: Address) -> None:
         """The agent said hello on a fresh control connection."""
         member = self.members[agent]
         member.connection = connection
+        self.changes += member.facts != facts
         member.facts = facts
         member.address = address
         member.state = "draining" if member.is_draining else "live"
@@ -158,16 +168,18 @@ class FleetRegistry:
         """Where peers reach each connected agent."""
         return {agent: member.address for agent, member in self.members.items() if member.address is not None}
 
-    def view(self) -> Fleet:
-        """The fleet as policies see it."""
+    def view(self, only: Collection[AgentId] | None = None) -> Fleet:
+        """The fleet as policies see it: all of it, or these agents and the links between them."""
         now_ms = self._clock.now_ms()
         calibrations = self._calibrations()
-        agents = {
-            agent: self._agent_view(agent, member, calibrations, now_ms) for agent, member in self.members.items()
-        }
+        if only is None:
+            some = list(self.members.items())
+        else:
+            some = [(agent, self.members[agent]) for agent in only if agent in self.members]
+        agents = {agent: self._agent_view(agent, member, calibrations, now_ms) for agent, member in some}
         links = {
             key: link
-            for key, link in self._telemetry.link_views(now_ms).items()
+            for key, link in self._telemetry.link_views(now_ms, only).items()
             if link.src in agents and link.dst in agents
         }
         return Fleet(agents=agents, links=links)

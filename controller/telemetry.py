@@ -6,6 +6,7 @@ The receiver's clock decides: agents' clocks may be years off.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +70,11 @@ class Table:
     def get(self, key: str, column: str) -> float:
         """One number; NaN when it was never reported."""
         return float(self._columns[column][self._row[key]])
+
+    def gather(self, keys: Iterable[str], column: str) -> Floats:
+        """One number per key, in their order; NaN for rows that do not exist."""
+        rows = np.fromiter((self._row.get(key, -1) for key in keys), dtype=np.int64)
+        return np.where(rows < 0, np.nan, self._columns[column][rows])
 
     def column(self, name: str) -> Floats:
         """A view of one column, in row order."""
@@ -145,6 +151,9 @@ class Telemetry:
     def __init__(self) -> None:
         self.agents = Table(_AGENT_COLUMNS)
         self.links = Table(_LINK_COLUMNS)
+        self._links_from: dict[str, set[str]] = {}
+        self._links_to: dict[str, set[str]] = {}
+        """Keys of links by either end, so that nobody walks over all of them."""
         self._runs: dict[ServiceId, dict[str, _Runs]] = {}
         self._traffic: dict[ServiceId, _Traffic] = {}
         self.dropped = 0
@@ -187,9 +196,11 @@ class Telemetry:
     def forget(self, agent: AgentId) -> None:
         """Drop an agent and its links."""
         self.agents.remove(agent)
-        for key in self.links.rows():
-            if agent in key.split(">"):
-                self.links.remove(key)
+        for key in self._links_from.pop(agent, set()) | self._links_to.pop(agent, set()):
+            src, dst = key.split(">")
+            self._links_from.get(src, set()).discard(key)
+            self._links_to.get(dst, set()).discard(key)
+            self.links.remove(key)
 
     def suspicion(self, now_ms: float) -> dict[AgentId, float]:
         """phi of every agent, computed over the columns at once."""
@@ -202,16 +213,14 @@ class Telemetry:
     def broken_towards(self, agent: AgentId, now_ms: float) -> bool:
         """True if some peer reported in the last seconds that it can no longer reach the agent."""
         return any(
-            key.endswith(f">{agent}")
-            and self.links.get(key, "broken") == 1.0
-            and now_ms - self.links.get(key, "seen_ms") < 5_000
-            for key in self.links.rows()
+            self.links.get(key, "broken") == 1.0 and now_ms - self.links.get(key, "seen_ms") < 5_000
+            for key in self._links_to.get(agent, ())
         )
 
-    def link_views(self, now_ms: float) -> dict[str, LinkView]:
-        """All links whose round trip was measured."""
+    def link_views(self, now_ms: float, among: Collection[AgentId] | None = None) -> dict[str, LinkView]:
+        """The links whose round trip was measured: all of them, or those between two of the agents given."""
         views = {}
-        for key in self.links.rows():
+        for key in self.links.rows() if among is None else self._links_among(among):
             rtt = self.links.get(key, "rtt_ms")
             if np.isnan(rtt):
                 continue
@@ -226,6 +235,11 @@ class Telemetry:
                 availability=self._link_availability(key),
             )
         return views
+
+    def _links_among(self, agents: Collection[AgentId]) -> list[str]:
+        some = frozenset(agents)
+        keys = (key for agent in agents for key in sorted(self._links_from.get(agent, ())))
+        return [key for key in keys if key.split(">")[1] in some]
 
     def measures(self, service: ServiceId, now_ms: float) -> dict[str, StageMeasure]:
         """What was measured of a service's shards and steps, by `measure_key`."""
@@ -275,6 +289,9 @@ class Telemetry:
 
     def _fold_link(self, agent: AgentId, peer: PeerReport, now_ms: float) -> None:
         key = link_key(agent, peer.peer)
+        if key not in self.links:
+            self._links_from.setdefault(agent, set()).add(key)
+            self._links_to.setdefault(peer.peer, set()).add(key)
         self.links.put(key, seen_ms=now_ms, broken=float(peer.broken))
         if not peer.broken or self._is_heard(peer.peer, now_ms):
             # A peer that is gone takes its links with it: that is the device's failure, not the link's.

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from policies.costs import CostModel, Load
-from policies.fleet import NOTHING, Booked
+from policies.fleet import NOTHING, AgentView, Booked, Fleet
 from policies.ids import AgentId, ServiceId
 from policies.limits import held_by, memory_of
 from policies.plan import Plan
-from policies.snapshot import ServiceView
+from policies.snapshot import ServiceView, Snapshot
 
 Takes = Mapping[AgentId, Booked]
 """What one service takes on each agent."""
@@ -80,6 +82,33 @@ class Bookings:
         for one in self.services.get(service, {}).values():
             found = found.minus(_measured_part(one))
         return found
+
+    def near(self, service: ServiceId, fleet: Fleet, world: Snapshot) -> Snapshot:
+        """`world` with this service and its models only, on `fleet`, whose agents carry what all others take there."""
+        view = world.services[service]
+        agents = {name: self._burdened(service, agent) for name, agent in fleet.agents.items()}
+        names = {name for stage in view.spec.onnx_stages() for name in stage.variants}
+        return Snapshot(
+            now_ms=world.now_ms,
+            fleet=Fleet(agents=agents, links=fleet.links, elsewhere=fleet.elsewhere.plus(self.elsewhere(service))),
+            models={name: world.models[name] for name in sorted(names) if name in world.models},
+            services={service: view},
+            device_profiles={
+                name: world.device_profiles[name] for name in sorted(names) if name in world.device_profiles
+            },
+        )
+
+    def fits(self, service: ServiceId, takes: Takes, room: Mapping[AgentId, int]) -> bool:
+        """Whether every agent has room (usable bytes, by agent) for what a service would take beside all others."""
+        return all(
+            self.others(service, agent).held_bytes + one.held_bytes <= room.get(agent, 0)
+            for agent, one in takes.items()
+            if one.held_bytes
+        )
+
+    def _burdened(self, service: ServiceId, agent: AgentView) -> AgentView:
+        others = self.others(service, agent.id)
+        return agent if others == NOTHING else msgspec.structs.replace(agent, booked=agent.booked.plus(others))
 
     def on(self, agents: Iterable[AgentId]) -> list[ServiceId]:
         """The services that take something on any of these agents."""

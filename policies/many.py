@@ -108,10 +108,11 @@ class Ledger:
         """The part of the world that a service is planned in, with what all other services take booked on its agents."""
         view = self.snapshot.services[service]
         names = [name for name in self.places.near(view, reach=reach) if name in self.agents]
-        agents = {name: self._burdened(service, self.agents[name]) for name in names}
-        elsewhere = self.snapshot.fleet.elsewhere.plus(self.bookings.elsewhere(service))
-        fleet = Fleet(agents=agents, links=links_among(self.links, names), elsewhere=elsewhere)
-        return msgspec.structs.replace(self.snapshot, fleet=fleet, services={service: view})
+        here = Fleet(
+            agents={name: self.agents[name] for name in names}, links=links_among(self.links, names),
+            elsewhere=self.snapshot.fleet.elsewhere,
+        )  # fmt: skip
+        return self.bookings.near(service, here, self.snapshot)
 
     def book(self, service: ServiceId, booked: Booked) -> None:
         """From now on the service has this plan."""
@@ -129,10 +130,6 @@ class Ledger:
             agent = self.agents.get(name)
             before = agent.booked.busy if agent is not None else 0.0
             self.places.see(name, booked=before + self.bookings.totals.get(name, NOTHING).busy)
-
-    def _burdened(self, service: ServiceId, agent: AgentView) -> AgentView:
-        others = self.bookings.others(service, agent.id)
-        return agent if others is NOTHING else msgspec.structs.replace(agent, booked=agent.booked.plus(others))
 
     def _urgency(self, service: ServiceId) -> tuple[int, float, str]:
         view = self.snapshot.services[service]

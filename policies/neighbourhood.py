@@ -6,14 +6,13 @@ clouds: where there are more clouds than one service looks at, zones start at di
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from policies.fleet import AgentView
 from policies.ids import AgentId
 from policies.latency import Floats
 from policies.snapshot import ServiceView
@@ -22,6 +21,34 @@ Rows = npt.NDArray[np.int64]
 _NONE: Rows = np.empty(0, dtype=np.int64)
 Reach = Literal["zone", "fleet"]
 """`zone`: the entry's zone, or those that the contract names; `fleet`: all zones, for when nothing in there would do."""
+
+
+class Place(Protocol):
+    """What decides where an agent stands among the others; an `AgentView` says all of it."""
+
+    @property
+    def id(self) -> AgentId: ...
+    @property
+    def zone(self) -> str: ...
+    @property
+    def is_cloud(self) -> bool: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def slowdown(self) -> float: ...
+    @property
+    def cpu_saturation(self) -> float: ...
+
+
+class Spot(msgspec.Struct, frozen=True, kw_only=True):
+    """The same without the rest of an `AgentView`."""
+
+    id: AgentId
+    zone: str
+    is_cloud: bool
+    state: str
+    slowdown: float
+    cpu_saturation: float = 0.0
 
 
 class NearSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +63,11 @@ class NearSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Neighbourhoods:
     """A fleet in columns: who is where, how quick, and how busy. The order of the agents' names decides between equals."""
 
-    def __init__(self, agents: Iterable[AgentView], settings: NearSettings | None = None) -> None:
+    def __init__(
+        self, agents: Iterable[Place], settings: NearSettings | None = None,
+        windows: Mapping[str, Sequence[AgentId]] | None = None,
+    ) -> None:  # fmt: skip
+        """`windows` are the clouds that each zone looks at, where they were dealt before."""
         known = sorted(agents, key=lambda a: a.id)
         self.settings = settings or NearSettings()
         self.ids: list[AgentId] = [a.id for a in known]
@@ -55,7 +86,9 @@ class Neighbourhoods:
         self._clouds = np.array(clouds, dtype=np.int64)
         self._clouds_in = {zone: self._clouds[[self._zone_of[row] == zone for row in clouds]] for zone in
                            {self._zone_of[row] for row in clouds}}  # fmt: skip
-        self._number = {zone: number for number, zone in enumerate(self._edge)}
+        self._windows = {
+            zone: np.array([self.row[a] for a in named], dtype=np.int64) for zone, named in windows.items()
+        } if windows is not None else self._dealt()  # fmt: skip
 
     @property
     def zones(self) -> list[str]:
@@ -76,9 +109,13 @@ class Neighbourhoods:
         if usable is not None:
             self._usable[row] = usable
 
-    def see_foreign(self, busy: Floats) -> None:
-        """[A] what is not ours keeps the agents this busy now, in the order of `ids`."""
-        self._foreign = busy
+    def see_all(self, foreign: Floats, usable: npt.NDArray[np.bool_]) -> None:
+        """[A] how busy the agents are with what is not ours, and whether they may be used now, in the order of `ids`."""
+        self._foreign, self._usable = foreign, usable
+
+    def is_usable(self, agent: AgentId) -> bool:
+        row = self.row.get(agent)
+        return row is not None and bool(self._usable[row])
 
     def near(self, view: ServiceView, keep: Iterable[AgentId] = (), reach: Reach = "zone") -> list[AgentId]:
         """The agents that a service is planned among, sorted: the most promising ones, its entry, its plan's, and `keep`."""
@@ -108,15 +145,21 @@ class Neighbourhoods:
         return rows
 
     def _window(self, zones: Sequence[str] | None) -> Rows:
-        """The clouds that a zone looks at: all where they are few, else a share of them that starts at a place of its own."""
-        count, wanted = len(self._clouds), 2 * self.settings.clouds
-        if zones is None or count <= wanted:
+        if zones is None:
             return self._clouds
-        size = max(wanted, -(-count // max(1, len(self._edge))))
-        starts = [self._number[zone] * size for zone in zones]
-        places: Rows = np.unique(np.concatenate([(start + np.arange(size)) % count for start in starts]))
-        rows: Rows = self._clouds[places]
+        rows: Rows = np.unique(np.concatenate([_NONE, *(self._windows.get(zone, self._clouds) for zone in zones)]))
         return rows
+
+    def _dealt(self) -> dict[str, Rows]:
+        """The clouds that each zone looks at: all where they are few, else a share of them that starts at a place of its own."""
+        count, wanted = len(self._clouds), 2 * self.settings.clouds
+        if count <= wanted:
+            return dict.fromkeys(self._edge, self._clouds)
+        size = max(wanted, -(-count // max(1, len(self._edge))))
+        return {
+            zone: self._clouds[np.sort((number * size + np.arange(size)) % count)]
+            for number, zone in enumerate(self._edge)
+        }
 
     def _clouds_named(self, zones: Sequence[str]) -> Rows:
         """The clouds that a contract's zones hold."""
