@@ -20,8 +20,9 @@ from controller.views import Admission, SlaOut
 from policies.admit import admit
 from policies.decision import Prediction, Proposal
 from policies.ids import ServiceId
+from policies.many import REACHES
 from policies.nearest import examine
-from policies.snapshot import ServiceView, Snapshot
+from policies.snapshot import ServiceView
 from sla.assess import Assessment
 from sla.burn import Alert
 from sla.contract import Contract
@@ -61,17 +62,17 @@ class Contracts:
                 verdict="unbound",
                 text=f"accepted; there is no service {contract.service_name!r} yet, so nothing is placed until one is registered",
             )
-        now = self._loop.snapshot()
         service = ServiceId(contract.service_id)
-        known = now.services.get(service)
+        known = self._loop.world.view(service)
         view = ServiceView(
             spec=spec, contract=contract, running=known.running if known else None, entry=known.entry if known else None,
             measures=known.measures if known else {},
         )  # fmt: skip
-        snapshot = Snapshot(
-            now_ms=now.now_ms, fleet=now.fleet, models=now.models, services={**now.services, service: view}
-        )
-        answer = await asyncio.to_thread(examine, snapshot, service)
+        for reach in REACHES:
+            snapshot = self._loop.world.around(service, view, reach=reach)
+            answer = await asyncio.to_thread(examine, snapshot, service)
+            if answer.feasible or self._loop.world.is_small:
+                break
         if answer.best is None or not answer.feasible:
             return infeasible(answer)
         proposal = Proposal(plan=answer.best.plan, proposer="solver", trigger="contract")

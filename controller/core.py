@@ -291,13 +291,13 @@ class Controller:
         """Move the agent's shards elsewhere. Raises NotFoundError."""
         self._member(agent)
         self.fleet.drain(AgentId(agent))
-        self.loop.poke("operator")
+        self.loop.poke_around("operator", AgentId(agent))
 
     async def undrain(self, agent: str) -> None:
         """Let a drained agent have work again. Raises NotFoundError."""
         self._member(agent)
         self.fleet.undrain(AgentId(agent))
-        self.loop.poke("agent-joined")
+        self.loop.poke_around("agent-joined", AgentId(agent))
 
     async def revoke(self, agent: str) -> None:
         """Take the agent's identity away. Raises NotFoundError."""
@@ -307,7 +307,7 @@ class Controller:
             await member.connection.close()
         self.fleet.remove(AgentId(agent))
         self.telemetry.forget(AgentId(agent))
-        self.loop.poke("agent-lost")
+        self.loop.poke_around("agent-lost", AgentId(agent))
 
     async def shape_link(self, wanted: LinkShapeIn) -> None:
         """Slow an emulated link. Raises NotFoundError, InvalidInputError (not emulated), AgentLostError."""

@@ -50,6 +50,8 @@ class FleetRegistry:
         self.members: dict[AgentId, Member] = {}
         self.changes = 0
         """How often the members, or what they are, changed: whoever keeps an index of them builds it anew then."""
+        self._calibrated: dict[str, DeviceCalibration] = {}
+        self._calibrated_at = -1
         self._telemetry = telemetry
         self._clock = clock
         self._events = events
@@ -95,6 +97,7 @@ class FleetRegistry:
         if is_sound(calibration):
             member = self.members[agent]
             member.facts = msgspec.structs.replace(member.facts, calibration=calibration)
+            self.changes += 1
         else:
             self._telemetry.dropped += 1
 
@@ -189,11 +192,14 @@ class FleetRegistry:
 
         What one of them is really slower by (heat, a tired fan) shows in the times of its shards.
         """
+        if self._calibrated_at == self.changes:
+            return self._calibrated
         best: dict[str, DeviceCalibration] = {}
         for member in self.members.values():
             kind, found = member.facts.device_type, member.facts.calibration
             if kind and found is not None and (kind not in best or found.spread < best[kind].spread):
                 best[kind] = found
+        self._calibrated, self._calibrated_at = best, self.changes
         return best
 
     def _agent_view(

@@ -53,7 +53,7 @@ class LlmService:
 
     def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str) -> None:
         """The model would like these to last."""
-        self.intents.offer(service, wishes, rationale, self._snapshot())
+        self.intents.offer(service, wishes, rationale, self._snapshot(service))
 
     # --- comparison
 
@@ -120,7 +120,8 @@ class LlmService:
 
     async def propose(self, wanted: IntentIn) -> IntentOut:
         """A sentence or rules as a proposal, in plain words; it acts once confirmed. Raises InvalidInputError, ConflictError, ..."""
-        service, snapshot = ServiceId(wanted.service_id), self._snapshot()
+        service = ServiceId(wanted.service_id)
+        snapshot = self._snapshot(service, [AgentId(rule.agent) for rule in wanted.rules if rule.agent is not None])
         if service not in snapshot.services:
             raise NotFoundError(f"There is no SLA for {wanted.service_id!r}, or its service is not registered.")
         if bool(wanted.text.strip()) == bool(wanted.rules):
@@ -156,9 +157,9 @@ class LlmService:
             rules=[TimedOut(text=rule.text, from_s=rule.from_s, until_s=rule.until_s) for rule in intent.rules],
         )  # fmt: skip
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, service: ServiceId, keep: Sequence[AgentId] = ()) -> Snapshot:
         assert self._loop is not None
-        return self._loop.snapshot()
+        return self._loop.world.near(service, keep)
 
     def _poke(self, service: ServiceId) -> None:
         assert self._loop is not None

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,18 +30,22 @@ from controller.slis import Slis
 from controller.snapshots import snapshot_bytes
 from controller.state import State
 from controller.telemetry import Telemetry
+from controller.thinking import Thought, think
+from controller.together import RunParts, Together, run_here
+from controller.world import World
 from policies.constraints import Rule
-from policies.decide import Keep, Memory, decide
+from policies.decide import Keep, Memory
 from policies.decision import Decision, Reason, Trigger
 from policies.ids import AgentId, ServiceId
+from policies.many import REACHES
+from policies.neighbourhood import places_of
 from policies.plan import Plan
 from policies.service import ServiceSpec
-from policies.snapshot import ServiceView, Snapshot
+from policies.snapshot import Snapshot
 from sla.errors import NotFoundError, TidegateError
 
 log = logging.getLogger(__name__)
 
-MIN_REQUESTS_FOR_P99 = 20
 REQUESTS_TO_JUDGE = 100
 """So many requests tell whether a plan brought what was predicted."""
 
@@ -53,6 +60,7 @@ class _Service:
     task: asyncio.Task[None] | None = None
     failures: int = 0
     retry_ms: float = 0.0
+    looked_ms: float = -math.inf
     last_hold: tuple[str, ...] = ()
     infeasible: str | None = None
     unjudged: tuple[int, str, Decision] | None = None
@@ -70,7 +78,7 @@ class ControlLoop:
     def __init__(
         self, *, desired: Desired, fleet: FleetRegistry, telemetry: Telemetry, slis: Slis, rollout: Rollout, state: State,
         advisor: LlmAdvisor, events: EventLog, clock: Clock, settings: LoopSettings, on_route: Callable[[Route], None],
-        wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
+        wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (), run_parts: RunParts | None = None,
     ) -> None:  # fmt: skip
         self._desired = desired
         self._fleet = fleet
@@ -83,7 +91,13 @@ class ControlLoop:
         self._clock = clock
         self._settings = settings
         self._on_route = on_route
-        self._wishes = wishes
+        self.world = World(
+            desired=desired, fleet=fleet, telemetry=telemetry, clock=clock, settings=settings.scale, wishes=wishes
+        )  # fmt: skip
+        self._together = Together(run_parts or run_here, settings.scale)
+        self._due: deque[ServiceId] = deque()
+        self._deciding = 0
+        self._moves = asyncio.Semaphore(settings.scale.move_at_once)
         self._services: dict[ServiceId, _Service] = {}
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,10 +111,22 @@ class ControlLoop:
             self._service(name).trigger = trigger
         self._wake.set()
 
+    def poke_around(self, trigger: Trigger, agent: AgentId) -> None:
+        """Look again at all services that this agent may matter to now: where there are many, those that it serves or that have no plan.
+
+        The others see it when it is their turn.
+        """
+        if self.world.is_small:
+            self.poke(trigger)
+            return
+        bare = [service for service in self._desired.contracts if self._desired.book(service).running is None]
+        for service in (*self.world.bookings.on([agent]), *bare):
+            self.poke(trigger, service)
+
     def said_hello(self, agent: AgentId, hello: Hello) -> None:
         """An agent (re)connected: bring it up to the running plans, and see whether it makes better ones possible."""
         self._spawn(self._catch_up(agent), f"catch-up-{agent}")
-        self.poke("agent-joined")
+        self.poke_around("agent-joined", agent)
 
     def active_at_s(self, service: ServiceId, epoch: int) -> float | None:
         """When a plan reached the ingresses, if it did since this controller started."""
@@ -147,79 +173,106 @@ class ControlLoop:
                     state.retry_ms = 0.0
                     if state.staging is not None:
                         state.staging.cancel()  # The loss of a device waits for no plan that is merely better.
-        for service, stored in self._desired.contracts.items():
-            if self._desired.spec_of(stored.contract) is None:
-                continue
-            state = self._service(service)
-            if (state.task is None or state.task.done()) and self._clock.now_ms() >= state.retry_ms:
-                state.task = self._spawn(self._step(service), f"step-{service}")
+        self.world.look()
+        due = [service for service in self._desired.contracts if self._is_due(service)]
+        if not self.world.is_small:
+            fresh = [service for service in due if self._desired.book(service).running is None]
+            if together := self._together.begins(fresh, self.world.places.usable, self._clock.now_ms()):
+                self._spawn(self._plan_together(together), "plan-together")
+            due = [service for service in due if not self._together.is_planning(service)]
+        # Those with a reason first, then those that waited longest.
+        self._due = deque(sorted(due, key=lambda s: (self._service(s).trigger is None, self._service(s).looked_ms)))
+        self._take_turns()
+
+    def _is_due(self, service: ServiceId) -> bool:
+        if self._desired.spec_of(self._desired.contracts[service].contract) is None:
+            return False
+        state = self._service(service)
+        return (state.task is None or state.task.done()) and self._clock.now_ms() >= state.retry_ms
 
     def snapshot(self) -> Snapshot:
-        """The world as it is now."""
-        now_ms = self._clock.now_ms()
-        services = {}
-        for service, stored in self._desired.contracts.items():
-            spec = self._desired.spec_of(stored.contract)
-            if spec is not None:
-                services[service] = self._view(service, now_ms)
-        return Snapshot(now_ms=now_ms, fleet=self._fleet.view(), models=self._desired.models, services=services)
+        """The whole world as it is now."""
+        return self.world.snapshot()
 
-    def _view(self, service: ServiceId, now_ms: float) -> ServiceView:
-        stored = self._desired.contracts[service]
-        spec = self._desired.spec_of(stored.contract)
-        assert spec is not None
-        book = self._desired.book(service)
-        running = book.running
-        sketch = self._telemetry.epoch_sketch(spec.id, running.epoch) if running else None
-        enough = sketch is not None and sketch.count >= MIN_REQUESTS_FOR_P99
-        return ServiceView(
-            spec=spec,
-            contract=stored.contract,
-            running=running,
-            entry=self._telemetry.entry(spec.id, now_ms),
-            offered_rps=self._telemetry.offered_rps(spec.id, now_ms),
-            measures=self._telemetry.measures(spec.id, now_ms),
-            measured_p99_ms=sketch.quantile(0.99) if sketch is not None and enough else None,
-            pinned=book.pinned,
-            constraints=self._wishes(service),
-        )
+    def _take_turns(self) -> None:
+        """Start decisions while fewer than `decide_at_once` are being made."""
+        while self._due and self._deciding < self._settings.scale.decide_at_once:
+            service = self._due.popleft()
+            state = self._service(service)
+            if state.task is None or state.task.done():
+                self._deciding += 1
+                state.looked_ms = self._clock.now_ms()
+                state.task = self._spawn(self._step(service), f"step-{service}")
 
     async def _step(self, service: ServiceId) -> None:
         """Decide once about one service, and carry it out."""
-        state = self._service(service)
+        state, book = self._service(service), self._desired.book(service)
         trigger, state.trigger = state.trigger, None
-        snapshot, book = self.snapshot(), self._desired.book(service)
-        if service not in snapshot.services:
+        try:
+            thought = await self._think(service, state, trigger)
+        finally:
+            self._deciding -= 1
+            self._take_turns()
+        if thought is None:
             return
-        running = snapshot.services[service].running
-        suggestion = self._advisor.take(service, running.epoch if running else 0)
-        decision, memory = await asyncio.to_thread(
-            decide, snapshot, service, state.memory, trigger=trigger, suggestion=suggestion
-        )
-        look = Look(
-            memory=state.memory, trigger=trigger, proposal=None if isinstance(suggestion, Keep) else suggestion,
-            keep=suggestion if isinstance(suggestion, Keep) else None,
-        )  # fmt: skip
+        decision, snapshot, look = thought.decision, thought.snapshot, thought.look
         lacking = [reason.text for reason in decision.reasons if reason.code == "no-candidate"]
         state.infeasible = lacking[0] if lacking and decision.plan is None else None
         if decision.plan is None:
+            self.world.book(service, thought.takes)
             await self._note(service, decision, snapshot, look)
-            state.memory = memory
+            state.memory = thought.memory
             await self._judge(service, snapshot)
-            self._advisor.consider(service, snapshot, memory)
+            self._advisor.consider(service, snapshot, thought.memory)
             return
+        if not self.world.fits(service, thought.takes):
+            state.trigger = state.trigger or trigger
+            return  # Others took the room while this was decided: look again.
+        self.world.book(service, thought.meanwhile)
         try:
-            async with state.moving:
+            async with state.moving, self._room_to_move(decision):
                 if self._desired.book(service) != book:
                     return  # An operator moved it meanwhile: look again.
                 await self._move(service, decision, snapshot, look)
-            state.memory, state.failures = memory, 0  # A move that failed was none: its memory is dropped.
+            state.memory, state.failures = thought.memory, 0  # A move that failed was none: its memory is dropped.
         except TidegateError as error:
             state.failures += 1
             state.retry_ms = self._clock.now_ms() + min(30_000.0, 500.0 * 2**state.failures)
             log.warning("rollout of %s failed: %s", service, error)
             self._events.add("rollout-failed", f"{service}: {error}", service=service)
             state.trigger = state.trigger or trigger
+        finally:
+            self.world.settle(service)
+
+    async def _think(self, service: ServiceId, state: _Service, trigger: Trigger | None) -> Thought | None:
+        """What to do about one service; where nothing in its zone would do, all zones are looked at. None if it is not there."""
+        if trigger is not None:
+            self.world.choose_again(service)
+        planned, running = self._together.take(service), self._desired.book(service).running
+        suggestion = self._advisor.take(service, running.epoch if running else 0)
+        look = Look(
+            memory=state.memory, trigger=trigger, proposal=None if isinstance(suggestion, Keep) else suggestion,
+            keep=suggestion if isinstance(suggestion, Keep) else None, planned=None if running else planned,
+        )  # fmt: skip
+        for reach in REACHES:
+            snapshot = self.world.near(service, () if planned is None else places_of(planned), reach)
+            if service not in snapshot.services:
+                return None
+            thought = await asyncio.to_thread(think, snapshot, service, look, with_takes=not self.world.is_small)
+            if self.world.is_small or not thought.found_nothing:
+                break
+        return thought
+
+    def _room_to_move(self, decision: Decision) -> AbstractAsyncContextManager[None]:
+        """A bounded number of plans is rolled out side by side; the loss of a device waits for none of them."""
+        return nullcontext() if decision.trigger == "agent-lost" else self._moves
+
+    async def _plan_together(self, services: list[ServiceId]) -> None:
+        """Plan services that have no plan, all at once; each of them is then judged, and rolled out, when it is its turn."""
+        for service, takes in (await self._together.plan(self.world, services)).items():
+            if self._desired.book(service).running is None and service in self._desired.contracts:
+                self.world.book(service, takes)
+        self._wake.set()
 
     async def _move(
         self, service: ServiceId, decision: Decision, snapshot: Snapshot, look: Look | None = None
@@ -349,7 +402,10 @@ class ControlLoop:
     async def carry(self, service: ServiceId, decision: Decision) -> int:
         """Carry out what an operator decided, after the step under way; its epoch. Raises TidegateError while nothing has changed."""
         async with self._service(service).moving:
-            await self._move(service, decision, self.snapshot())
+            await self._move(
+                service, decision, self.world.near(service, places_of(decision.plan) if decision.plan else ())
+            )
+        self.world.settle(service)
         epoch = self._desired.book(service).running_epoch
         assert epoch is not None
         return epoch
@@ -357,6 +413,7 @@ class ControlLoop:
     async def retire(self, service: ServiceId, served: ServiceId) -> None:
         """A contract was withdrawn: agents unload its shards and ingresses no longer serve it."""
         self._services.pop(service, None)
+        self.world.forget(service)
         await self._rollout.release(served, await self._state.next_epoch(served))
 
     def _ran_well(self, service: ServiceId) -> bool:

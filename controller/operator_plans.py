@@ -14,6 +14,7 @@ from controller.views import ReasonOut
 from policies.admit import admit
 from policies.decision import Decision, Proposal
 from policies.ids import ServiceId
+from policies.neighbourhood import places_of
 from policies.plan import Plan
 from policies.predict import Predictor
 from policies.snapshot import Snapshot
@@ -75,7 +76,8 @@ class OperatorPlans:
         spec = self._desired.spec_of(contract)
         if spec is None:
             raise NotFoundError(f"The service {contract.service_name!r} of this SLA is not registered yet.")
-        return self._loop.snapshot(), plan_from(wanted, spec)
+        plan = plan_from(wanted, spec)
+        return self._loop.world.near(ServiceId(service), places_of(plan)), plan
 
 
 def judged(snapshot: Snapshot, service: ServiceId, plan: Plan) -> Decision:

@@ -17,8 +17,10 @@ from policies.baselines import BASELINES
 from policies.decide import Keep, Memory, decide, solver_policy
 from policies.decision import Decision, Prediction, Proposal, Trigger
 from policies.ids import ServiceId
+from policies.neighbourhood import places_of
+from policies.plan import Plan
 from policies.predict import Predictor
-from policies.score import score
+from policies.score import Scored, score
 from policies.snapshot import Snapshot
 from policies.solve import candidates
 from sla.errors import InfeasibleError, InvalidInputError
@@ -37,6 +39,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """A plan that was suggested, or ..."""
     keep: Keep | None = None
     """... the advice to keep the running one."""
+    planned: Plan | None = None
+    """The first plan of a service, as it was made together with those of others; it is judged, not searched for again."""
 
 
 class SeenWorld(Snapshot, frozen=True, kw_only=True):
@@ -107,8 +111,18 @@ def decided_again(world: SeenWorld, service: ServiceId) -> Decision:
     look = world.look
     if look is None:
         raise InvalidInputError("The log keeps no look for this decision: an older version wrote it.")
-    decision, _ = decide(world, service, look.memory, trigger=look.trigger, suggestion=look.proposal or look.keep)
-    return decision
+    return decided(world, service, look)[0]
+
+
+def decided(world: Snapshot, service: ServiceId, look: Look) -> tuple[Decision, Memory]:
+    """The decision under a look, and what to remember: what the loop does, and what replay does again."""
+    scored = None
+    if look.planned is not None and set(places_of(look.planned)) <= world.fleet.agents.keys():
+        p = Predictor(world, service)
+        prediction = p.predict(look.planned)
+        scored = [Scored(plan=look.planned, prediction=prediction, score=score(prediction, p.view.contract))]
+    suggestion = look.proposal or look.keep
+    return decide(world, service, look.memory, trigger=look.trigger, suggestion=suggestion, scored=scored)
 
 
 def world_from(data: bytes) -> SeenWorld:

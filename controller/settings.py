@@ -59,6 +59,33 @@ class SuspicionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleSettings:
+    """What keeps a look short when there are thousands of agents and services."""
+
+    whole_up_to: int = 48
+    """With at most so many agents and contracts every decision sees the whole world; beyond, its neighbourhood."""
+    near: int = 16
+    """Agents of the entry's zone that a decision looks at, besides those that the service has ..."""
+    clouds: int = 4
+    """... and cloud agents."""
+    choose_again_ms: float = 30_000.0
+    """A neighbourhood is chosen anew after this time, or when one of its agents is gone."""
+    decide_at_once: int = 8
+    """Decisions that are made side by side; the others wait their turn, those with a reason first."""
+    move_at_once: int = 32
+    """Plans that are rolled out side by side."""
+    plan_together: int = 16
+    """So many services without a plan are planned together, by zone; fewer one by one."""
+    parts: int = 8
+    """Into how many parts the zones are bundled then, each planned by itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("whole_up_to", "near", "clouds", "decide_at_once", "move_at_once", "plan_together", "parts"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)} must be at least 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     """How often the loop looks, and how a plan is rolled out."""
 
@@ -70,6 +97,7 @@ class LoopSettings:
     """Shards of the previous plan stay loaded this long, for requests that are still on their way."""
     save_windows_every_s: float = 5.0
     """SLI counters are written to the store this often; what is newer is lost with the controller."""
+    scale: ScaleSettings = ScaleSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

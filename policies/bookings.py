@@ -42,6 +42,24 @@ def takes_of(costs: CostModel, view: ServiceView, plan: Plan) -> dict[AgentId, B
     return taken
 
 
+def meanwhile(costs: CostModel, view: ServiceView, plan: Plan) -> dict[AgentId, Booked]:
+    """What a service takes while it moves to `plan`: on each agent the work of the busier of both plans, and the files of both."""
+    then = takes_of(costs, view, plan)
+    if view.running is None:
+        return then
+    now, files = takes_of(costs, view, view.running), held_by(costs, view, view.running)
+    for agent, more in held_by(costs, view, plan).items():
+        mine = files.setdefault(agent, {})
+        for file, size in more.items():
+            mine[file] = max(size, mine.get(file, 0))
+    held = memory_of(files)
+    both = {}
+    for agent in {*now, *then}:
+        busier = max((one[agent] for one in (now, then) if agent in one), key=lambda one: one.busy)
+        both[agent] = msgspec.structs.replace(busier, held_bytes=held.get(agent, 0))
+    return both
+
+
 class Bookings:
     """What all services take: per service, and summed per agent."""
 
@@ -49,6 +67,12 @@ class Bookings:
         self.services: dict[ServiceId, Takes] = {}
         self.totals: dict[AgentId, Booked] = {}
         self._measured = NOTHING
+
+    def copy(self) -> Bookings:
+        """The same books, to go on from without touching these."""
+        made = Bookings()
+        made.services, made.totals, made._measured = dict(self.services), dict(self.totals), self._measured
+        return made
 
     def book(self, service: ServiceId, takes: Takes) -> None:
         """From now on the service takes this, and nothing of what it took before."""
@@ -97,6 +121,14 @@ class Bookings:
                 name: world.device_profiles[name] for name in sorted(names) if name in world.device_profiles
             },
         )
+
+    def burdened(self, fleet: Fleet) -> Fleet:
+        """`fleet` for services that take nothing yet: its agents carry what everybody takes there."""
+        agents = {
+            a: msgspec.structs.replace(agent, booked=agent.booked.plus(self.totals[a])) if a in self.totals else agent
+            for a, agent in fleet.agents.items()
+        }
+        return Fleet(agents=agents, links=fleet.links, elsewhere=fleet.elsewhere.plus(self._measured))
 
     def fits(self, service: ServiceId, takes: Takes, room: Mapping[AgentId, int]) -> bool:
         """Whether every agent has room (usable bytes, by agent) for what a service would take beside all others."""

@@ -7,7 +7,7 @@ the rounds end. Losing an agent plans only its services anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -62,13 +62,15 @@ class Ledger:
     booked: dict[ServiceId, Booked] = field(default_factory=dict)
     infeasible: dict[ServiceId, str] = field(default_factory=dict)
     bookings: Bookings = field(default_factory=Bookings)
+    windows: Mapping[str, Sequence[AgentId]] | None = None
+    """The clouds that each zone looks at, where the snapshot is part of a larger world."""
     places: Neighbourhoods = field(init=False)
     agents: dict[AgentId, AgentView] = field(init=False)
     links: dict[AgentId, dict[str, LinkView]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.agents = dict(self.snapshot.fleet.agents)
-        self.places = Neighbourhoods(self.snapshot.fleet.agents.values(), self.settings.reach)
+        self.places = Neighbourhoods(self.snapshot.fleet.agents.values(), self.settings.reach, self.windows)
         self.links = links_by_source(self.snapshot.fleet)
         for agent in self.snapshot.fleet.agents.values():
             if agent.booked.busy:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from policies.ids import AgentId
 from policies.latency import Floats
+from policies.plan import Plan
 from policies.snapshot import ServiceView
 
 Rows = npt.NDArray[np.int64]
@@ -94,6 +95,19 @@ class Neighbourhoods:
     def zones(self) -> list[str]:
         """Those that have agents at the edge, in order."""
         return list(self._edge)
+
+    def sizes(self) -> dict[str, int]:
+        """How many agents at the edge each zone has."""
+        return {zone: len(rows) for zone, rows in self._edge.items()}
+
+    def in_zones(self, zones: Iterable[str]) -> list[AgentId]:
+        """The agents at the edge of these zones."""
+        return [self.ids[row] for zone in zones for row in self._edge.get(zone, ())]
+
+    @property
+    def usable(self) -> int:
+        """How many agents may be used now."""
+        return int(self._usable.sum())
 
     def zone_of(self, agent: AgentId | None) -> str | None:
         row = None if agent is None else self.row.get(agent)
@@ -177,8 +191,11 @@ class Neighbourhoods:
 
 def involved(view: ServiceView) -> list[AgentId]:
     """Where a service comes in and where it runs now, fallbacks included."""
-    found = [] if view.entry is None else [view.entry]
-    for stage in view.running.stages if view.running is not None else ():
-        found.extend(shard.agent for lane in stage.lanes for shard in lane.shards)
-        found.extend(stage.fallback)
-    return found
+    entry = [] if view.entry is None else [view.entry]
+    return entry if view.running is None else [*entry, *places_of(view.running)]
+
+
+def places_of(plan: Plan) -> list[AgentId]:
+    """The agents of a plan, fallbacks included."""
+    lanes = [shard.agent for shard in plan.shards()]
+    return [*lanes, *(agent for stage in plan.stages for agent in stage.fallback)]

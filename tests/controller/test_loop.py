@@ -56,6 +56,8 @@ class Canary:
 class World:
     """One controller's inside. `restart` builds it anew over the same store, as after kill -9."""
 
+    loop_settings = LoopSettings(release_after_s=0.0)
+
     def __init__(self, store: Store, clock: Any, make_facts: Any, make_connection: Any, make_sla: Any) -> None:
         self.store, self.clock = store, clock
         self.make_facts, self.make_connection, self.make_sla = make_facts, make_connection, make_sla
@@ -74,7 +76,7 @@ class World:
         self.loop = ControlLoop(
             desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=Slis(self.state, self.clock),
             rollout=self.rollout, state=self.state, advisor=LlmAdvisor(LlmSettings(), self.events, self.clock),
-            events=self.events, clock=self.clock, settings=LoopSettings(release_after_s=0.0), on_route=self.routes.append,
+            events=self.events, clock=self.clock, settings=self.loop_settings, on_route=self.routes.append,
         )  # fmt: skip
 
     async def restart(self) -> None:
