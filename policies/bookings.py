@@ -66,31 +66,38 @@ class Bookings:
     def __init__(self) -> None:
         self.services: dict[ServiceId, Takes] = {}
         self.totals: dict[AgentId, Booked] = {}
+        self._users: dict[AgentId, int] = {}
         self._measured = NOTHING
 
     def copy(self) -> Bookings:
         """The same books, to go on from without touching these."""
         made = Bookings()
         made.services, made.totals, made._measured = dict(self.services), dict(self.totals), self._measured
+        made._users = dict(self._users)
         return made
 
     def book(self, service: ServiceId, takes: Takes) -> None:
         """From now on the service takes this, and nothing of what it took before."""
         self.release(service)
-        self.services[service] = takes
+        if takes:
+            self.services[service] = takes
         for agent, one in takes.items():
             self.totals[agent] = self.totals.get(agent, NOTHING).plus(one)
+            self._users[agent] = self._users.get(agent, 0) + 1
             self._measured = self._measured.plus(_measured_part(one))
 
     def release(self, service: ServiceId) -> Takes:
         """The service takes nothing any more; what it took."""
         takes = self.services.pop(service, {})
         for agent, one in takes.items():
-            left = self.totals[agent].minus(one)
-            if left.held_bytes or left.busy > 1e-12:
-                self.totals[agent] = left
+            self._users[agent] -= 1
+            if self._users[agent]:
+                self.totals[agent] = self.totals[agent].minus(one)
             else:
-                del self.totals[agent]  # Nobody is there any more: no rounding is left behind either.
+                del (
+                    self.totals[agent],
+                    self._users[agent],
+                )  # Nobody is there any more: no rounding is left behind either.
             self._measured = self._measured.minus(_measured_part(one))
         return takes
 
