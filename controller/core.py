@@ -121,6 +121,7 @@ class Controller:
             desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis, rollout=self.rollout,
             state=self.state, advisor=self.llm.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
             on_route=self._on_route, wishes=self.llm.intents.in_force,
+            advised=self.llm.intents.advised,
         )  # fmt: skip
         self.llm.bind(self.loop)
         self.operator_plans = OperatorPlans(desired=self.desired, loop=self.loop)

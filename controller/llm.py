@@ -25,6 +25,7 @@ from controller.settings import LlmSettings
 from controller.snapshots import snapshot_bytes
 from policies.decide import Keep, Memory
 from policies.decision import Proposal
+from policies.groups import Footprint, footprint_of, group_of
 from policies.ids import ServiceId
 from policies.llm import Outcome, Question, ask, parse, repair, repair_refused
 from policies.llm_judge import Judged, judge
@@ -43,12 +44,14 @@ log = logging.getLogger(__name__)
 MAX_KEPT_CHARS = 16_000
 """A longer reply is no answer: it could not be kept whole, so it could not be replayed."""
 PASS_OVER_EVERY_MS = 20_000.0
+WAITS_FOR_MS = 10_000.0
+"""A service that was turned away and has come back within this time still waits for its turn."""
 
 
 class WishKeeper(Protocol):
-    """Where wishes go that the model would like to last: an operator confirms them, or not."""
+    """Where wishes go that the model would like to last: they act in mode `control` where `admitted`, else a person confirms them."""
 
-    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str) -> None: ...
+    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, *, admitted: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,16 @@ class _Pending:
     """Of the suggestion, or of the question under way."""
     asked_ms: float = float("-inf")
     passed_ms: float = float("-inf")
+    turned_away_ms: float = float("-inf")
+    """When it last found its group busy."""
+    footprint: Footprint = frozenset()
     advice: Advice | None = None
     wanted: deque[Plan] = field(default_factory=lambda: deque(maxlen=4))
     moves: deque[_Move] = field(default_factory=lambda: deque(maxlen=5))
+
+    def is_busy(self) -> bool:
+        """A question is under way."""
+        return self.task is not None and not self.task.done()
 
 
 @dataclass(slots=True)
@@ -97,7 +107,7 @@ class _Try:
 
 
 class LlmAdvisor:
-    """Asks and keeps suggestions, one call at a time per service. Owned by the event loop; nothing here is awaited by the loop."""
+    """Asks and keeps suggestions, one call at a time per group of services. Owned by the event loop; nothing here is awaited by the loop."""
 
     def __init__(
         self, settings: LlmSettings, events: EventLog, clock: Clock, *, records: LlmLog | None = None, wishes: WishKeeper | None = None
@@ -173,9 +183,12 @@ class LlmAdvisor:
         """Ask the model about a quiet service, if one is configured and it is time."""
         now_ms = self._clock.now_ms()
         pending = self._pending.setdefault(service, _Pending())
-        busy = pending.task is not None and not pending.task.done()
         too_soon = now_ms - pending.asked_ms < self.settings.min_interval_s * 1000
-        if not self.is_on or busy or too_soon:
+        if not self.is_on or pending.is_busy() or too_soon:
+            return
+        pending.footprint = footprint_of(service, snapshot)
+        if self._is_taken(service, now_ms):
+            pending.turned_away_ms = now_ms
             return
         if (reason := self.endpoint.why_not()) is not None:
             if now_ms - pending.passed_ms >= PASS_OVER_EVERY_MS:
@@ -186,6 +199,17 @@ class LlmAdvisor:
         running = snapshot.services[service].running
         pending.epoch = running.epoch if running is not None else 0
         pending.task = asyncio.create_task(self._guarded(service, snapshot, pending), name=f"llm-{service}")
+
+    def _is_taken(self, service: ServiceId, now_ms: float) -> bool:
+        """Whether a question about another service of its group is under way, or one has waited longer for its turn."""
+        mine = self._pending[service]
+        rivals = {
+            name for name, other in self._pending.items()
+            if name != service
+            and (other.is_busy() or (other.asked_ms < mine.asked_ms and now_ms - other.turned_away_ms < WAITS_FOR_MS))
+        }  # fmt: skip
+        footprints = {name: pending.footprint for name, pending in self._pending.items()}
+        return bool(rivals) and not rivals.isdisjoint(group_of(service, footprints))
 
     # --- what people do
 
@@ -306,7 +330,7 @@ class LlmAdvisor:
         log.debug("%s: %s", exchange.service_id, judged)
         if judged is not None and judged.wishes and self.settings.mode != "shadow" and self._wishes is not None:
             rationale = attempt.answer.rationale if attempt.answer is not None else ""
-            self._wishes.offer(question.service_id, judged.wishes, rationale)
+            self._wishes.offer(question.service_id, judged.wishes, rationale, admitted=suggestion is not None)
         self.ledger.note(exchange)
         if self._records is not None:
             await self._records.append(exchange, await asyncio.to_thread(snapshot_bytes, snapshot))

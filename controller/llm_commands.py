@@ -102,10 +102,18 @@ def intent_add(arguments: argparse.Namespace) -> int:
 def intent_list(arguments: argparse.Namespace) -> int:
     found = api_of(arguments).get("/v1/intents", service_id=arguments.service)
     rows = [
-        (i["id"], i["service_id"], i["state"], i["by"], "; ".join(r["text"] for r in i["rules"]), i["said"])
+        (
+            i["id"],
+            i["service_id"],
+            i["state"],
+            i["by"],
+            i["confirmed_by"] or "-",
+            "; ".join(r["text"] for r in i["rules"]),
+            i["said"],
+        )
         for i in found
     ]
-    return show(arguments, found, ("intent", "service", "state", "by", "what", "said"), rows)
+    return show(arguments, found, ("intent", "service", "state", "by", "confirmed by", "what", "said"), rows)
 
 
 def intent_confirm(arguments: argparse.Namespace) -> int:

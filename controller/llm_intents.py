@@ -61,6 +61,9 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float
     rules: tuple[Timed, ...]
     confirmed_s: float | None = None
+    """When a person put it in force."""
+    admitted_s: float | None = None
+    """When the gate let the LLM's own wish act without a person (mode `control`)."""
     revoked_s: float | None = None
 
     def state(self, now_s: float) -> IntentState:
@@ -69,7 +72,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
             return "revoked"
         if now_s >= max(rule.until_s for rule in self.rules):
             return "expired"
-        if self.confirmed_s is None:
+        if self.confirmed_s is None and self.admitted_s is None:
             return "expired" if now_s >= self.created_s + CONFIRM_WITHIN_S else "proposed"
         return "active" if any(rule.from_s <= now_s for rule in self.rules) else "scheduled"
 
@@ -95,6 +98,10 @@ class Intents:
         for name, intent in (await self._table.all()).items():
             if max(rule.until_s for rule in intent.rules) + KEEP_ENDED_S < now_s:
                 await self._table.delete(name)
+            elif intent.admitted_s is not None and self._settings.mode != "control":
+                self._intents[name] = msgspec.structs.replace(
+                    intent, admitted_s=None
+                )  # What it wished waits for a person now.
             else:
                 self._intents[name] = intent
 
@@ -103,12 +110,19 @@ class Intents:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def in_force(self, service: ServiceId) -> tuple[Rule, ...]:
-        """The rules that the solver keeps to now, in the order in which they were said."""
+        """The rules of persons that the solver keeps to now, in the order in which they were said."""
+        return self._rules(service, by_person=True)
+
+    def advised(self, service: ServiceId) -> tuple[Rule, ...]:
+        """Wishes of the LLM that act now without a person's word: only in mode `control`, and as `policies.advised` lets them."""
+        return self._rules(service, by_person=False) if self._settings.mode == "control" else ()
+
+    def _rules(self, service: ServiceId, *, by_person: bool) -> tuple[Rule, ...]:
         now_s = self._clock.wall_s()
         return tuple(
             timed.rule
-            for intent in sorted(self._intents.values(), key=lambda each: (each.created_s, each.id))
-            if intent.service_id == service and intent.state(now_s) == "active"
+            for intent in self.list(service)
+            if intent.state(now_s) == "active" and (intent.confirmed_s is not None) == by_person
             for timed in intent.rules
             if timed.from_s <= now_s < timed.until_s
         )[:MAX_RULES]
@@ -142,9 +156,10 @@ class Intents:
         return await self.propose(service, wishes, sentence, "operator", snapshot)
 
     async def propose(
-        self, service: ServiceId, wishes: tuple[Wish, ...], said: str, by: Literal["operator", "llm"], snapshot: Snapshot
+        self, service: ServiceId, wishes: tuple[Wish, ...], said: str, by: Literal["operator", "llm"], snapshot: Snapshot,
+        *, admitted: bool = False,
     ) -> Intent:  # fmt: skip
-        """A proposal, durable, not in force before `confirm`. Raises InvalidInputError, ConflictError (too many are open)."""
+        """A proposal, durable; not in force before `confirm`, unless it is `admitted`. Raises InvalidInputError, ConflictError (too many are open)."""
         view = snapshot.services.get(service)
         if view is None:
             raise NotFoundError(f"There is no SLA for {service!r}, or its service is not registered.")
@@ -172,6 +187,7 @@ class Intents:
         minute = minute_of_day(now_s)
         intent = Intent(
             id=secrets.token_hex(4), service_id=service, said=redacted(said)[:500], by=by, created_s=now_s,
+            admitted_s=now_s if admitted else None,
             rules=tuple(
                 Timed(rule=w.rule, from_s=now_s + w.starts_in_s, until_s=now_s + w.ends_in_s, text=wish_in_words(w, minute))
                 for w in wishes
@@ -204,26 +220,39 @@ class Intents:
             self._events.add("llm", f"{intent.service_id}: intent {intent.id} is revoked.", service=intent.service_id)
         return intent
 
-    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, snapshot: Snapshot) -> None:
-        """What the model would like to last: a few proposals at most, none twice. Never raises."""
+    def offer(
+        self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, snapshot: Snapshot, *, admitted: bool = False
+    ) -> None:  # fmt: skip
+        """What the model would like to last: a few at most, none twice. Never raises.
+
+        Where the gate `admitted` it and the mode is `control` it acts, otherwise it waits for a person.
+        """
         now_s = self._clock.wall_s()
-        waiting = [each for each in self.list(service) if each.by == "llm" and each.state(now_s) == "proposed"]
         rules = tuple(wish.rule for wish in wishes)
-        known = any(tuple(timed.rule for timed in each.rules) == rules for each in self.list(service))
-        if len(waiting) >= MAX_OPEN_OF_LLM or known:
+        its = [each for each in self.list(service) if each.by == "llm"]
+        is_open = [each for each in its if each.state(now_s) in ("proposed", "active", "scheduled")]
+        if len(is_open) >= MAX_OPEN_OF_LLM or any(_is_known(each, rules, now_s) for each in its):
             return
-        task = asyncio.get_running_loop().create_task(self._offered(service, wishes, rationale, snapshot))
+        acts = admitted and self._settings.mode == "control"
+        task = asyncio.get_running_loop().create_task(self._offered(service, wishes, rationale, snapshot, acts))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _offered(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, snapshot: Snapshot) -> None:
+    async def _offered(
+        self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, snapshot: Snapshot, acts: bool
+    ) -> None:  # fmt: skip
         try:
-            intent = await self.propose(service, wishes, rationale, "llm", snapshot)
+            intent = await self.propose(service, wishes, rationale, "llm", snapshot, admitted=acts)
         except TidegateError as error:
             log.warning("a wish of the LLM is not kept: %s", error)
             return
         words = "; ".join(rule.text for rule in intent.rules)
-        self._events.add("llm", f"{service}: the LLM proposes: {words}. It waits for an operator.", service=service)
+        told = (
+            f"the LLM's wish acts: {words}. Take it back with: tidegate intent revoke {intent.id}"
+            if acts
+            else f"the LLM proposes: {words}. It waits for an operator."
+        )
+        self._events.add("llm", f"{service}: {told}", service=service)
 
     async def _asked(self, question: IntentQuestion, snapshot: Snapshot) -> tuple[Wish, ...]:
         """Raises LlmUnusableError."""
@@ -255,3 +284,10 @@ class Intents:
     async def _keep(self, intent: Intent) -> None:
         await self._table.put(intent.id, intent, fence=self._state.fence)
         self._intents[intent.id] = intent
+
+
+def _is_known(intent: Intent, rules: tuple[Rule, ...], now_s: float) -> bool:
+    """Whether to offer these rules again would be to insist: they are open, a person took them back, or nobody wanted them."""
+    acted = intent.confirmed_s is not None or intent.admitted_s is not None
+    ran_out = intent.state(now_s) == "expired" and acted
+    return tuple(timed.rule for timed in intent.rules) == rules and not ran_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from controller.clock import Clock
 from controller.events import EventLog
@@ -51,9 +51,9 @@ class LlmService:
         await self.advisor.close()
         await self.intents.close()
 
-    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str) -> None:
-        """The model would like these to last."""
-        self.intents.offer(service, wishes, rationale, self._snapshot(service))
+    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, *, admitted: bool) -> None:
+        """The model would like these to last; the gate let the plan under them through, or not."""
+        self.intents.offer(service, wishes, rationale, self._snapshot(service), admitted=admitted)
 
     # --- comparison
 
@@ -153,7 +153,7 @@ class LlmService:
     def _out(self, intent: Intent) -> IntentOut:
         return IntentOut(
             id=intent.id, service_id=intent.service_id, state=intent.state(self._clock.wall_s()), by=intent.by, said=intent.said,
-            created_s=intent.created_s,
+            created_s=intent.created_s, confirmed_by=_confirmed_by(intent),
             rules=[TimedOut(text=rule.text, from_s=rule.from_s, until_s=rule.until_s) for rule in intent.rules],
         )  # fmt: skip
 
@@ -164,6 +164,12 @@ class LlmService:
     def _poke(self, service: ServiceId) -> None:
         assert self._loop is not None
         self._loop.poke("operator", service)
+
+
+def _confirmed_by(intent: Intent) -> Literal["person", "gate"] | None:
+    if intent.confirmed_s is not None:
+        return "person"
+    return None if intent.admitted_s is None else "gate"
 
 
 def _by_reason(verdicts: dict[tuple[str, str], int], verdict: str) -> dict[str, int]:

@@ -126,6 +126,8 @@ class IntentOut(BaseModel):
     service_id: str
     state: Literal["proposed", "active", "scheduled", "revoked", "expired"]
     by: Literal["operator", "llm"]
+    confirmed_by: Literal["person", "gate"] | None = None
+    """Who put it in force: a person, or the gate alone (a wish of the LLM in mode `control`)."""
     said: str
     created_s: float
     rules: list[TimedOut]

@@ -78,7 +78,8 @@ class ControlLoop:
     def __init__(
         self, *, desired: Desired, fleet: FleetRegistry, telemetry: Telemetry, slis: Slis, rollout: Rollout, state: State,
         advisor: LlmAdvisor, events: EventLog, clock: Clock, settings: LoopSettings, on_route: Callable[[Route], None],
-        wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (), run_parts: RunParts | None = None,
+        wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
+        advised: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (), run_parts: RunParts | None = None,
     ) -> None:  # fmt: skip
         self._desired = desired
         self._fleet = fleet
@@ -92,7 +93,8 @@ class ControlLoop:
         self._settings = settings
         self._on_route = on_route
         self.world = World(
-            desired=desired, fleet=fleet, telemetry=telemetry, clock=clock, settings=settings.scale, wishes=wishes
+            desired=desired, fleet=fleet, telemetry=telemetry, clock=clock, settings=settings.scale, wishes=wishes,
+            advised=advised,
         )  # fmt: skip
         self._together = Together(run_parts or run_here, settings.scale)
         self._due: deque[ServiceId] = deque()

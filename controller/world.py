@@ -47,7 +47,7 @@ class World:
 
     def __init__(
         self, *, desired: Desired, fleet: FleetRegistry, telemetry: Telemetry, clock: Clock, settings: ScaleSettings,
-        wishes: Callable[[ServiceId], tuple[Rule, ...]],
+        wishes: Callable[[ServiceId], tuple[Rule, ...]], advised: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
     ) -> None:  # fmt: skip
         self._desired = desired
         self._fleet = fleet
@@ -55,6 +55,7 @@ class World:
         self._clock = clock
         self._settings = settings
         self._wishes = wishes
+        self._advised = advised
         self._chosen: dict[ServiceId, _Chosen] = {}
         self._places = Neighbourhoods(())
         self._indexed = -1
@@ -179,6 +180,7 @@ class World:
             measured_p99_ms=sketch.quantile(0.99) if sketch is not None and enough else None,
             pinned=book.pinned,
             constraints=self._wishes(service),
+            advised=self._advised(service),
         )
 
     def choose_again(self, service: ServiceId) -> None:

@@ -151,11 +151,11 @@ def grounds(agents: Sequence[AgentView], rules: Sequence[Rule]) -> list[list[Age
 
 
 def bounded(stage: OnnxStage, rules: Sequence[Rule]) -> OnnxStage:
-    """The stage with only the variants that the wishes let it run."""
+    """The stage with only the variants that the wishes let it run; of wishes that contradict each other the first one counts."""
     kept = stage.variants
     for rule in rules:
         if isinstance(rule, Bound) and rule.stage == stage.name:
-            kept = tuple(model for model in kept if model in rule.variants)
+            kept = tuple(model for model in kept if model in rule.variants) or kept
     return stage if kept == stage.variants else msgspec.structs.replace(stage, variants=kept)
 
 

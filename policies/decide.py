@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from policies.admit import SCORE_TOLERANCE, admit, plan_faults, summary
+from policies.advised import heed, with_rules
 from policies.constraints import KeepPlan, bias, shifted
 from policies.costs import PredictSettings
 from policies.decision import Decision, Proposal, Reason, ReasonCode, Trigger
@@ -116,13 +117,26 @@ def decide(
     `next_epoch`, by default the running one's plus one. Raises NotFoundError for an unknown service.
     """
     s = settings or DecideSettings()
+    plans = [plan for plan in (_plan_of(suggestion), memory.favourite) if plan is not None]
+    heeded = heed(
+        snapshot, service_id, plans, weights=s.weights, tolerance=s.score_tolerance, limit=s.candidates,
+        predict_settings=s.predict, solver=s.solver,
+    )  # fmt: skip
+    snapshot = with_rules(snapshot, service_id, heeded.rules)
+    suggestion = None if _plan_of(suggestion) in heeded.too_dear else suggestion
+    memory = disagreed(memory) if memory.favourite in heeded.too_dear else memory
     look = _Look(snapshot, service_id, memory, Predictor(snapshot, service_id, s.predict), s, policy, scored, trigger)
     decision, after = look.urgent() or look.hold_still() or look.repair_fallbacks() or look.compare(suggestion)
     if decision.plan is None:
-        return decision, after
+        notes = () if heeded.note is None else (heeded.note,)
+        return msgspec.structs.replace(decision, reasons=(*decision.reasons, *notes)), after
     running = look.predictor.view.running
     epoch = next_epoch if next_epoch is not None else (running.epoch + 1 if running is not None else 1)
     return msgspec.structs.replace(decision, plan=msgspec.structs.replace(decision.plan, epoch=epoch)), after
+
+
+def _plan_of(suggestion: Proposal | Keep | None) -> Plan | None:
+    return suggestion.plan if isinstance(suggestion, Proposal) else None
 
 
 @dataclass(slots=True)

@@ -75,10 +75,13 @@ def agents_text(snapshot: Snapshot, aliases: Aliases, shown: Sequence[AgentId]) 
 
 
 def wishes_text(view: ServiceView, aliases: Aliases) -> str:
-    """What is in force; the candidates keep to it already."""
-    if not view.constraints:
-        return ""
-    return "In force: " + "; ".join(_plain_words(aliases.hide(in_words(rule))) for rule in view.constraints) + "."
+    """What is in force; the candidates keep to what persons confirmed already."""
+    said = {"In force": view.constraints, "In force by your own wish": view.advised}
+    return "\n".join(
+        f"{head}: {'; '.join(_plain_words(aliases.hide(in_words(rule))) for rule in rules)}."
+        for head, rules in said.items()
+        if rules
+    )
 
 
 def plans_text(

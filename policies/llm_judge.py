@@ -1,8 +1,8 @@
 """What an answer comes to: the plan that it stands for, what the gate says of it, and how it compares with the solver's.
 
 Whatever the model asks for, only this can follow: a plan that `admit` let through and that scores no more than the tolerance behind
-the solver's, or the running plan if that is as good, or nothing. Constraints that it wants to last are for an operator to
-confirm; until then they only choose one plan, which passes the same gate.
+the solver's, or the running plan if that is as good, or nothing. Constraints choose one plan at once, which passes the same gate. To
+last, a person confirms them, or in mode `control` they act as far as `policies.advised` lets them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from policies.admit import admit
-from policies.constraints import KeepPlan, Rule
+from policies.constraints import AGAINST, KeepPlan, Rule, bias
 from policies.decide import DecideSettings, Keep
 from policies.decision import Prediction, Proposal, Reason
 from policies.llm import Question
@@ -112,7 +112,7 @@ def _through_the_gate(answer: Answer, plan: Plan, question: Question, snapshot: 
 
 
 def _solved_under(rules: Sequence[Rule], question: Question, snapshot: Snapshot, s: DecideSettings) -> Plan:
-    """The solver's plan with these rules beside those in force."""
+    """The solver's plan with these rules beside those in force. Raises Malformed where no plan keeps to them."""
     view = snapshot.services[question.service_id]
     wished = msgspec.structs.replace(view, constraints=(*view.constraints, *rules))
     services = {**snapshot.services, question.service_id: wished}
@@ -123,4 +123,6 @@ def _solved_under(rules: Sequence[Rule], question: Question, snapshot: Snapshot,
         )  # fmt: skip
     except InfeasibleError:
         raise Malformed("nothing can run under these rules.") from None
+    if bias(found[0].plan, rules, snapshot.fleet.agents) >= AGAINST:
+        raise Malformed("nothing can run under these rules.")
     return found[0].plan

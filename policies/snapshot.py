@@ -39,7 +39,9 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     """An operator pinned the running plan; only the loss of a device moves it."""
     constraints: tuple[Rule, ...] = ()
-    """Wishes that are in force now (see `policies.constraints`)."""
+    """Wishes of persons that are in force now (see `policies.constraints`)."""
+    advised: tuple[Rule, ...] = ()
+    """Wishes of the LLM that no person confirmed; they count as far as `policies.advised` lets them."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

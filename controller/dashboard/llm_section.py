@@ -73,7 +73,8 @@ class LlmSection:
         row = box("div", "tg-row")
         words = "; ".join(rule.text for rule in intent.rules)
         with row:
-            by = " (proposed by the LLM)" if intent.by == "llm" else ""
+            by = " (wished by the LLM)" if intent.by == "llm" else ""
+            by = " (by the LLM alone)" if intent.confirmed_by == "gate" else by
             LiveHtml("span", text=f"<b>{escape(intent.state)}</b>{by} for {escape(intent.service_id)}: {escape(words)}")
             path = f"/v1/intents/{intent.id}"
             if intent.state == "proposed":

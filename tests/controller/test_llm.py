@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import AsyncIterator
@@ -85,9 +86,11 @@ class Wishes:
 
     def __init__(self) -> None:
         self.offered: list[tuple[Wish, ...]] = []
+        self.admitted: list[bool] = []
 
-    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str) -> None:
+    def offer(self, service: ServiceId, wishes: tuple[Wish, ...], rationale: str, *, admitted: bool) -> None:
         self.offered.append(wishes)
+        self.admitted.append(admitted)
 
 
 class Asked:
@@ -360,7 +363,46 @@ async def test_shards_that_the_model_places_itself_pass_the_gate(endpoint: Endpo
     assert asked.last.verdict == "refused"
 
 
-async def test_constraints_choose_one_plan_and_wait_for_a_person_to_last(endpoint: Endpoint, asked: Asked) -> None:
+def three_services(snapshot: Snapshot) -> Snapshot:
+    """Two that share a device, and one in a zone of its own."""
+    view = snapshot.services[READER]
+    agents = dict(snapshot.fleet.agents)
+    for name in ("far-1", "far-2"):
+        agents[AgentId(name)] = AgentView(id=AgentId(name), platform="x86", evidence="emulated", zone="far")
+    others = {
+        ServiceId(name): msgspec.structs.replace(
+            view, running=None, contract=view.contract.model_copy(update={"zones": (zone,)})
+        )
+        for name, zone in (("neighbour", "default"), ("apart", "far"))
+    }
+    fleet = msgspec.structs.replace(snapshot.fleet, agents=agents)
+    return msgspec.structs.replace(snapshot, fleet=fleet, services={READER: view, **others})
+
+
+async def test_one_call_at_a_time_per_group_of_services_and_each_gets_its_turn(
+    endpoint: Endpoint, asked: Asked
+) -> None:
+    snapshot, advisor, memory = three_services(asked.snapshot), asked.advisor, Memory()
+    endpoint.replies = [lambda _: Answer(delay_s=60.0)]
+    asked.clock.advance(60_000)
+    for name in ("reader", "neighbour", "apart"):
+        advisor.consider(ServiceId(name), snapshot, memory)
+    busy = {name for name, pending in advisor._pending.items() if pending.is_busy()}
+    assert busy == {READER, ServiceId("apart")}
+    await endpoint.first.wait()
+    advisor.take(READER, 8)  # The world has moved on, so this question ends.
+    asked_now = advisor._pending[READER].task
+    assert asked_now is not None
+    await asyncio.wait([asked_now])
+    asked.clock.advance(5_000)
+    advisor.settings = dataclasses.replace(advisor.settings, min_interval_s=0.0)
+    advisor.consider(READER, snapshot, memory)
+    assert not advisor._pending[READER].is_busy()  # The neighbour was turned away and has waited longer.
+    advisor.consider(ServiceId("neighbour"), snapshot, memory)
+    assert advisor._pending[ServiceId("neighbour")].is_busy()
+
+
+async def test_constraints_choose_one_plan_at_once_and_are_offered_to_last(endpoint: Endpoint, asked: Asked) -> None:
     endpoint.replies = [
         lambda _: says('{"action": "constrain", "rules": [{"kind": "avoid", "target": "A1", "minutes": 30}]}')
     ]
@@ -369,6 +411,21 @@ async def test_constraints_choose_one_plan_and_wait_for_a_person_to_last(endpoin
     assert AgentId("secret-hostname-a") not in proposal.plan.agents()
     ((wish,),) = asked.wishes.offered
     assert wish.ends_in_s == 1800.0
+    assert asked.wishes.admitted == [True]
+
+
+async def test_a_wish_whose_plan_the_gate_refuses_is_not_admitted(endpoint: Endpoint, asked: Asked) -> None:
+    asked.snapshot = loaded(asked.snapshot)
+    endpoint.replies = [lambda _: says('{"action": "constrain", "rules": [{"kind": "keep"}]}')]
+    assert await asked.round() is None
+    assert (asked.last.verdict, asked.wishes.admitted) == ("refused", [False])
+
+
+async def test_a_wish_that_no_plan_can_keep_to_is_none(endpoint: Endpoint, asked: Asked) -> None:
+    asked.snapshot = loaded(asked.snapshot)
+    endpoint.replies = [lambda _: says('{"action": "constrain", "rules": [{"kind": "avoid", "target": "A2"}]}')]
+    assert await asked.round() is None
+    assert (asked.last.verdict, asked.last.reason, asked.wishes.offered) == ("fallback", "malformed", [])
 
 
 async def test_exchanges_are_recorded_and_restored(

@@ -13,7 +13,7 @@ from benchmarks.llm_server import LlmServer, says
 from controller.events import EventLog
 from controller.llm_endpoint import LlmEndpoint, LlmUnusableError
 from controller.llm_intents import MAX_OPEN, Intents
-from controller.settings import LlmSettings
+from controller.settings import LlmMode, LlmSettings
 from controller.state import State
 from controller.store import Store
 from policies.constraints import Avoid, KeepPlan, Rule
@@ -47,16 +47,16 @@ async def server() -> AsyncIterator[LlmServer]:
 class Desk:
     """Intents over one store; `again` is what a restart finds."""
 
-    def __init__(self, store: Store, clock: Any, url: str | None) -> None:
-        self.store, self.clock, self.url = store, clock, url
-        settings = LlmSettings(base_url=url, model="m")
+    def __init__(self, store: Store, clock: Any, url: str | None, mode: LlmMode = "advise") -> None:
+        self.store, self.clock, self.url, self.mode = store, clock, url, mode
+        settings = LlmSettings(base_url=url, model="m", mode=mode)
         self.endpoint = LlmEndpoint(settings, clock)
         self.events = EventLog(clock)
         self.intents = Intents(State(store), self.endpoint, settings, self.events, clock)
 
-    async def again(self) -> Desk:
+    async def again(self, mode: LlmMode | None = None) -> Desk:
         await self.endpoint.close()
-        desk = Desk(self.store, self.clock, self.url)
+        desk = Desk(self.store, self.clock, self.url, mode or self.mode)
         await desk.intents.load()
         return desk
 
@@ -194,3 +194,54 @@ async def test_the_model_may_propose_a_little_and_nothing_twice(desk: Desk, snap
         await desk.intents.close()
     assert [intent.by for intent in desk.intents.list()] == ["llm", "llm"]
     assert desk.rules() == ()
+
+
+async def offered(desk: Desk, wish: Wish, snapshot: Snapshot, *, admitted: bool = True) -> None:
+    desk.intents.offer(READER, (wish,), "flaky", snapshot, admitted=admitted)
+    await desk.intents.close()
+
+
+async def test_in_control_a_wish_that_the_gate_admitted_acts_until_it_ends_or_is_revoked(
+    desk: Desk, snapshot: Snapshot
+) -> None:
+    desk = await desk.again("control")
+    await offered(desk, AVOID, snapshot)
+    (intent,) = desk.intents.list()
+    assert (intent.by, intent.state(desk.clock.wall_s())) == ("llm", "active")
+    assert (desk.rules(), desk.intents.advised(READER)) == ((), (AVOID.rule,))
+    assert f"tidegate intent revoke {intent.id}" in desk.events.tail(1)[0].text
+    later = await desk.again()
+    assert later.intents.advised(READER) == (AVOID.rule,)
+    await later.intents.confirm(intent.id)
+    assert (later.rules(), later.intents.advised(READER)) == ((AVOID.rule,), ())
+    await later.intents.revoke(intent.id)
+    assert (later.rules(), later.intents.advised(READER)) == ((), ())
+    await offered(later, AVOID, snapshot)
+    assert later.intents.advised(READER) == ()
+
+
+async def test_a_wish_that_ran_out_may_be_said_again(desk: Desk, snapshot: Snapshot) -> None:
+    desk = await desk.again("control")
+    await offered(desk, AVOID, snapshot)
+    desk.clock.advance(7_200_000)
+    assert desk.intents.advised(READER) == ()
+    await offered(desk, AVOID, snapshot)
+    assert desk.intents.advised(READER) == (AVOID.rule,)
+
+
+@pytest.mark.parametrize(("mode", "admitted"), [("control", False), ("advise", True), ("shadow", True)])
+async def test_what_was_not_admitted_and_what_is_not_in_control_waits_for_a_person(
+    desk: Desk, snapshot: Snapshot, mode: LlmMode, admitted: bool
+) -> None:
+    desk = await desk.again(mode)
+    await offered(desk, AVOID, snapshot, admitted=admitted)
+    assert [intent.state(desk.clock.wall_s()) for intent in desk.intents.list()] == ["proposed"]
+    assert (desk.rules(), desk.intents.advised(READER)) == ((), ())
+
+
+async def test_who_leaves_control_takes_the_wishes_back(desk: Desk, snapshot: Snapshot) -> None:
+    desk = await desk.again("control")
+    await offered(desk, AVOID, snapshot)
+    calmer = await desk.again("advise")
+    assert [intent.state(calmer.clock.wall_s()) for intent in calmer.intents.list()] == ["proposed"]
+    assert calmer.intents.advised(READER) == ()

@@ -80,6 +80,13 @@ def test_a_stage_runs_only_the_variants_that_are_left(demo: Demo) -> None:
         assert [stage.model for stage in entry.plan.stages if stage.stage == "recognise"] == ["rec-small"]
 
 
+def test_of_wishes_that_contradict_each_other_the_first_one_counts(demo: Demo) -> None:
+    stage = StageName("recognise")
+    rules = [Bound(stage=stage, variants=(ModelName(name),)) for name in ("rec-small", "rec-base")]
+    for entry in candidates(under(demo(), *rules), READER, 2):
+        assert [each.model for each in entry.plan.stages if each.stage == stage] == ["rec-small"]
+
+
 def test_a_running_plan_against_a_wish_is_left(demo: Demo) -> None:
     running = msgspec.structs.replace(candidates(demo(), READER)[0].plan, epoch=4)
     name = sorted(running.agents())[0]
