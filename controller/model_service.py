@@ -117,10 +117,14 @@ class ModelService:
         loop = asyncio.get_running_loop()
 
         def progress(sentence: str) -> None:
-            log.info(sentence)
-            loop.call_soon_threadsafe(lambda: self._events.add("model", sentence, service=name))
+            loop.call_soon_threadsafe(self.tell, name, sentence)
 
         return progress
+
+    def tell(self, name: str, sentence: str) -> None:
+        """Something happened to a model."""
+        log.info(sentence)
+        self._events.add("model", sentence, service=name)
 
     def _sample(self, sha256: str | None) -> Arrays | None:
         if sha256 is None:
@@ -188,7 +192,7 @@ class ModelService:
                 await self.desired.remove_model(one)
                 await asyncio.to_thread(self.registry.remove, one)
             await asyncio.to_thread(self._folders.tidy)
-        self._events.add("model", f"Model {name} is removed.", service=name)
+        self.tell(name, f"Model {name} is removed.")
         return DeletedOut(
             model=name, services=[own.id] if own else [], stages=[f"{spec.id}/{stage.name}" for spec, stage in others]
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from controller.desired import Desired
 from controller.model_recipes import recipe_of
-from controller.model_service import ModelService
+from controller.model_service import ModelService, Say
 from controller.model_views import (
     ActivationsIn,
     ActivationsOut,
@@ -56,7 +56,7 @@ class VariantService:
             raise ConflictError(f"There is a service {name} already; choose another suffix.")
         if isinstance(wanted.how, PruneCacheIn):
             return await self._add_cache(base, name, wanted, wanted.how)
-        made = await asyncio.to_thread(self._make, base, wanted, wanted.how, users)
+        made = await asyncio.to_thread(self._make, base, wanted, wanted.how, users, self._models.progress_of(base))
         kept = await asyncio.to_thread(self._kept, name, wanted, users)
         async with self._models.changing:
             served = []
@@ -65,11 +65,11 @@ class VariantService:
                 changed = with_variant(spec, stage, ModelName(base), name, kept.get(stage.activations, 1.0))
                 await self._desired.put_service(changed, {name: made.profile})
                 served.append(spec.id)
-        self._models.progress_of(base)(f"{name} is a variant of {base} with accuracy {made.profile.accuracy:.4f}")
+        self._models.tell(base, f"{name} is a variant of {base} with accuracy {made.profile.accuracy:.4f}")
         return _variant_out(made, self._desired.models[ModelName(base)].accuracy, wanted, served)
 
     def _make(
-        self, base: str, wanted: VariantIn, how: PrecisionIn | PruneTokensIn | FileIn, users: Users
+        self, base: str, wanted: VariantIn, how: PrecisionIn | PruneTokensIn | FileIn, users: Users, progress: Say
     ) -> Variant:  # fmt: skip
         upload = self._models.uploads.path
         samples = read_samples(upload(wanted.samples))
@@ -78,7 +78,15 @@ class VariantService:
         recipe = recipe_of(how, base, steps.pop() if len(steps) == 1 else "", upload)
         axis = self._registry.profile(base).split_axis
         return add_variant(
-            self._registry, base, wanted.suffix, recipe, samples, axis=axis, class_scores=wanted.classes, labels=labels
+            self._registry,
+            base,
+            wanted.suffix,
+            recipe,
+            samples,
+            axis=axis,
+            class_scores=wanted.classes,
+            labels=labels,
+            progress=progress,
         )
 
     def _kept(self, name: ModelName, wanted: VariantIn, users: Users) -> dict[ActivationFormat, float]:

@@ -19,6 +19,7 @@ import onnx
 
 from agents.activations import pack, unpack
 from controller.models.graph import build_graph, read_file, read_model
+from controller.models.packages import Progress
 from controller.models.proving import item_cosines, largest_difference
 from controller.models.registry import ModelRegistry
 from controller.models.samples import SAMPLE_ITEMS, check_sample
@@ -62,6 +63,7 @@ def add_variant(
     axis: Axis | None = None,
     class_scores: bool = False,
     labels: Labels | None = None,
+    progress: Progress = lambda sentence: None,
 ) -> Variant:
     """Register `transform` of `base` as `BASE.SUFFIX`, with its accuracy measured on `samples` (inputs of the model).
 
@@ -81,12 +83,16 @@ def add_variant(
     model = read_model(original, base)[0]
     graph = build_graph(model, base)
     samples = [check_sample(graph, sample, base) for sample in samples]
+    progress(f"making {name}")
     made = transform(model)
     _check_interface(model, made, name)
     changed = made.SerializeToString(deterministic=True)
+    progress(f"comparing {name} with {base} on {len(samples)} samples")
     measured = _compare(original, changed, samples, name, class_scores, labels)
     accuracy = before.accuracy * measured.fidelity if measured.right is None else measured.right
-    profile = registry.add(name, changed, axis=axis, samples=_for_proof(samples, axis), accuracy=accuracy)
+    profile = registry.add(
+        name, changed, axis=axis, samples=_for_proof(samples, axis), accuracy=accuracy, progress=progress
+    )
     return Variant(
         profile, measured.fidelity, measured.cosine, measured.difference, measured.time_ratio, len(changed) / len(original),
         measured.right, measured.base_right,
