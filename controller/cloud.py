@@ -39,6 +39,13 @@ class Cloud:
         self._actors: list[Any] = []
         self.state = "off" if settings.ray == "none" else "starting"
         self.versions: dict[str, str] = {}
+        self.is_up = False
+        """Whether there is a Ray that takes tasks."""
+
+    @property
+    def task_cpus(self) -> float:
+        """Cores that a task claims: none of a local Ray, whose only core belongs to the cloud agent."""
+        return 0.0 if self._settings.ray == "local" else 1.0
 
     async def start(self, offers: list[JoinOffer]) -> None:
         """Returns when all cloud agents were started. A cloud that can't be had is a state, not an error."""
@@ -70,14 +77,16 @@ class Cloud:
                 )
             else:
                 ray.init(address=self._settings.ray, log_to_driver=False, configure_logging=False)
+        self.is_up = True
         actor = ray.remote(num_cpus=self._settings.num_cpus, max_restarts=-1)(CloudAgent)
         self._actors = [actor.remote(offer) for offer in offers[: self._settings.agents]]
         ray.get([a.ready.remote() for a in self._actors], timeout=60)
 
     async def stop(self) -> None:
         """Stop the agents, and Ray if it was started here."""
-        if not self._actors:
+        if not self.is_up:
             return
+        self.is_up = False
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:

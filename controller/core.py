@@ -24,6 +24,7 @@ from controller.loop import ControlLoop
 from controller.model_service import ModelService
 from controller.models.registry import ModelRegistry
 from controller.operator_plans import OperatorPlans
+from controller.part_runners import PartRunner
 from controller.pki import CertificateAuthority
 from controller.present import (
     agent_out,
@@ -120,8 +121,8 @@ class Controller:
         self.loop = ControlLoop(
             desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis, rollout=self.rollout,
             state=self.state, advisor=self.llm.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
-            on_route=self._on_route, wishes=self.llm.intents.in_force,
-            advised=self.llm.intents.advised,
+            on_route=self._on_route, wishes=self.llm.intents.in_force, advised=self.llm.intents.advised,
+            run_parts=PartRunner(self.cloud),
         )  # fmt: skip
         self.llm.bind(self.loop)
         self.operator_plans = OperatorPlans(desired=self.desired, loop=self.loop)

@@ -1,7 +1,7 @@
 """Which agents one of many services is planned among: the most promising ones of its zone, some clouds, and those that it has.
 
 The fleet stands in columns, so that the choice among thousands of agents costs microseconds. Each zone looks at a *window* of the
-clouds: where there are more clouds than one service looks at, zones start at different ones, so that they hardly meet there.
+clouds: where there are many clouds, zones look at different ones, so that they hardly meet there.
 """
 
 from __future__ import annotations
@@ -165,14 +165,16 @@ class Neighbourhoods:
         return rows
 
     def _dealt(self) -> dict[str, Rows]:
-        """The clouds that each zone looks at: all where they are few, else a share of them that starts at a place of its own."""
-        count, wanted = len(self._clouds), 2 * self.settings.clouds
-        if count <= wanted:
+        """The clouds that each zone looks at: all where they are few, a share of its own where there are enough, else some that others see too."""
+        count, wanted = len(self._clouds), self.settings.clouds
+        if count <= 2 * wanted or not self._edge:
             return dict.fromkeys(self._edge, self._clouds)
-        size = max(wanted, -(-count // max(1, len(self._edge))))
+        if count >= wanted * len(self._edge):
+            return dict(zip(self._edge, np.array_split(self._clouds, max(1, len(self._edge))), strict=True))
+        starts = np.arange(len(self._edge)) * wanted
         return {
-            zone: self._clouds[np.sort((number * size + np.arange(size)) % count)]
-            for number, zone in enumerate(self._edge)
+            zone: self._clouds[np.sort((start + np.arange(wanted)) % count)]
+            for zone, start in zip(self._edge, starts, strict=True)
         }
 
     def _clouds_named(self, zones: Sequence[str]) -> Rows:

@@ -61,3 +61,9 @@ def test_what_runs_stays_in_sight(demo: Callable[..., Snapshot], agent: MakeAgen
     near = places.near(_view(demo, entry=AgentId("p00")), keep=[AgentId("q19"), AgentId("nobody")])
     assert "q19" in near
     assert "nobody" not in near
+
+
+def test_a_fleet_of_clouds_is_a_fleet(demo: Callable[..., Snapshot], agent: MakeAgent) -> None:
+    places = Neighbourhoods([agent(f"cloud{n:02d}", "ray") for n in range(20)], NearSettings(near=4, clouds=2))
+    assert places.near(_view(demo)) == ["cloud00", "cloud01"]
+    assert places.near(_view(demo, entry=AgentId("cloud07"))) == ["cloud00", "cloud01", "cloud07"]
