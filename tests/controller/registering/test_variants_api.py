@@ -243,9 +243,9 @@ async def test_the_format_of_activations_is_set_with_its_measured_error(
     assert (await api.put("/v1/models/m/activations", json={"format": "int8"})).status_code == 422
     plain = (await api.put("/v1/models/m/activations", json={"format": "fp32"})).json()
     assert {one["kept_accuracy"] for one in plain} == {1.0}
-    await api.post("/v1/slas", content=make_sla("m", accuracy_floor=0.99999))
+    await api.post("/v1/slas", content=make_sla("m", accuracy_floor=1))
     refused = await api.put("/v1/models/m/activations", json={"format": "int8", "samples": samples})
-    assert (refused.status_code, "below the floor 0.99999" in refused.text) == (409, True), refused.text
+    assert (refused.status_code, "below the floor 1 of" in refused.text) == (409, True), refused.text
     assert controller.desired.specs[ServiceId("m")].onnx_stages()[0].activations == "fp32"
 
 
