@@ -52,6 +52,13 @@ class Yard:
             saturation.max(axis=0), needed.max(axis=0), wait.sum(axis=0), delay, variance, jitter_variance, link, hops
         )
 
+    def least(self, busy: Floats, jitter_variance: Floats) -> Floats:
+        """What no full prediction can score below: saturation and jitter as they are, without any risk."""
+        saturation, _, _ = self.loads(busy)
+        return np.asarray(
+            self.weights.saturation * saturation.max(axis=0) + self.weights.jitter * self._jitter(jitter_variance)
+        )
+
     def loads(self, busy: Floats) -> tuple[Floats, Floats, Floats]:
         """Per agent [A, ...]: saturation, the share of its free time that is needed, and the time in its queues."""
         before = self.busy.reshape(-1, *(1 for _ in busy.shape[1:]))
@@ -72,11 +79,14 @@ class Yard:
         needed = np.maximum(needed, link * (self.rate_rps / 1000.0))
         late = p99 / self.contract.latency_p99_ms
         kept = within(late, self.sigma_latency) * within(needed, self.sigma_capacity)
-        jitter = np.sqrt(jitter_variance)
-        jitter = jitter / (jitter + self.weights.jitter_reference * self.contract.latency_p99_ms)
         w = self.weights
         tie = LATENCY_TIE * late / (late + 1.0) + HOP_TIE * hops
-        return np.asarray(w.saturation * saturation + w.jitter * jitter + w.risk * (1.0 - kept) + tie)
+        parts = w.saturation * saturation + w.jitter * self._jitter(jitter_variance) + w.risk * (1.0 - kept)
+        return np.asarray(parts + tie)
+
+    def _jitter(self, variance: Floats) -> Floats:
+        jitter = np.sqrt(variance)
+        return np.asarray(jitter / (jitter + self.weights.jitter_reference * self.contract.latency_p99_ms))
 
 
 def within(ratio: Floats, sigma: float) -> Floats:
@@ -194,6 +204,15 @@ def search(
         found[rows] = score
     ranked = sorted((score, rows) for rows, score in found.items())
     return _different(ranked, tables, limit, kinds)
+
+
+def least_scores(choices: Sequence[tuple[int, ...]], tables: Sequence[Table], yard: Yard) -> list[float]:
+    """`Yard.least` of choices of one row per table."""
+    rows = np.array(choices, dtype=np.int64).T
+    busy = sum(table.busy[chosen] for table, chosen in zip(tables, rows, strict=True))
+    jitter = sum(table.jitter_variance[chosen] for table, chosen in zip(tables, rows, strict=True))
+    least: list[float] = yard.least(np.asarray(busy).T, np.asarray(jitter)).tolist()
+    return least
 
 
 def _extend(

@@ -8,14 +8,14 @@ the full prediction of the few that are left. Where no plan is legal the error n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
 from policies.constraints import Rule, bias, bounded, grounds, shifted
 from policies.costs import PredictSettings
-from policies.fallbacks import with_fallbacks
+from policies.fallbacks import Spares, with_fallbacks
 from policies.fleet import AgentView
 from policies.ids import ServiceId
 from policies.layouts import Table, Terrain, table_of
@@ -25,7 +25,7 @@ from policies.partition import MAX_DEVICES, Objective
 from policies.plan import Plan, StagePlan
 from policies.predict import Predictor
 from policies.score import Scored, Weights, score
-from policies.search import HOP_TIE, LATENCY_TIE, Yard, prefilter, search
+from policies.search import HOP_TIE, LATENCY_TIE, Yard, least_scores, prefilter, search
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
 from sla.errors import InfeasibleError
@@ -68,22 +68,22 @@ def candidates(
     places = grounds(everybody, rules) if rules else []
     for agents in places:
         try:
-            plans = _plans(p, service_id, agents, w, s, rules, spare=places[0])
+            plans = _plans(p, service_id, agents, w, s, limit, rules, spare=places[0])
             found.update((entry.plan.layout(), entry) for entry in plans)
         except InfeasibleError:
             continue  # A wish steers and never breaks: where it leaves no plan, others are looked for.
-    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s)
+    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s, limit)
     if all(entry.prediction.throughput_rps < p.rate_rps for entry in scored):
         scored += _longer(p, everybody, "throughput", w, s)
     return _ranked(scored, s.tie, p.view.contract.latency_p99_ms)[:limit]
 
 
 def _unsteered(
-    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings
+    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings, limit: int
 ) -> list[Scored]:  # fmt: skip
     """Legal plans whatever was wished; where layouts of one and two agents do not fit, longer chains. Raises InfeasibleError."""
     try:
-        return _plans(p, service_id, everybody, w, s)
+        return _plans(p, service_id, everybody, w, s, limit)
     except InfeasibleError:
         longer = _longer(p, everybody, "latency", w, s)
         if not longer:
@@ -92,34 +92,59 @@ def _unsteered(
 
 
 def _plans(
-    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings,
+    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings, limit: int,
     rules: Sequence[Rule] = (), spare: Sequence[AgentView] = (),
 ) -> list[Scored]:  # fmt: skip
-    """Legal plans on these agents, in no order, with fallbacks among `spare` (default: the same). Raises InfeasibleError."""
+    """Legal plans on these agents, in no order, with fallbacks among `spare` (default: the same). Raises InfeasibleError.
+
+    All that could be among the `limit` best of them; the others may be left out.
+    """
     agents = _narrowed(p, everybody, s.agents)
-    terrain = Terrain.of(p.costs, agents, p.entry)
-    yard = _yard(p, agents, w)
-    floor = p.view.contract.accuracy_floor or 0.0
-    tables = _tables(p, terrain, yard, floor, rules)
-    kinds = terrain.kinds()
-    found = search(tables, yard, floor, s.full_predictions, kinds)
-    top = math.prod(float(table.accuracy.max()) for table in tables)
-    if top > max(floor, math.prod(float(table.accuracy.min()) for table in tables)):
-        # The most accurate variants once more by themselves: they win where their score is hardly worse.
-        found += search(tables, yard, top, s.full_predictions // 2, kinds)
-    if not found:
+    terrain, yard = Terrain.of(p.costs, agents, p.entry), _yard(p, agents, w)
+    tables = _tables(p, terrain, yard, p.view.contract.accuracy_floor or 0.0, rules)
+    choices = _choices(p, tables, yard, terrain, s.full_predictions)
+    if not choices:
         raise InfeasibleError(
             f"The models of {service_id} do not fit together on {len(agents)} agents with "
             f"{_headroom(p)} headroom; free memory or a smaller variant would help."
         )
-    plans = [
-        Plan(service_id=service_id, epoch=0, stages=tuple(
-            table.stage_plan(row, terrain) for table, row in zip(tables, rows, strict=True)))
-        for rows in dict.fromkeys(rows for _, rows in found)
-    ]  # fmt: skip
-    spares = _narrowed(p, spare or everybody, s.agents)
-    scored = _scored(p, [with_fallbacks(p, plan, spares) for plan in plans], w)
-    return _loadable(p, scored, agents)
+    spares = Spares(p, _narrowed(p, spare, s.agents) if spare else agents)
+
+    def judged(some: Iterable[Choice]) -> list[Scored]:
+        return _scored(p, [spares.complete(_plan_of(service_id, rows, tables, terrain)) for rows in some], w)
+
+    found, others = judged(choices[:limit]), choices[limit:]
+    if others and len(_loadable(p, found, agents)) == limit and not p.costs.calibration.shards:
+        # Where shards were measured they are quicker or slower than the tables say; elsewhere the bound is exact.
+        least, enough = least_scores(others, tables, yard), _enough(p, found, s.tie)
+        others = [rows for rows, bound in zip(others, least, strict=True) if bound <= enough]
+    return _loadable(p, found + judged(others), agents)
+
+
+Choice = tuple[int, ...]
+"""A row of the table of each ONNX stage."""
+
+
+def _choices(p: Predictor, tables: Sequence[Table], yard: Yard, terrain: Terrain, limit: int) -> list[Choice]:
+    """What the search finds best, and the best of the most accurate variants."""
+    floor, kinds = p.view.contract.accuracy_floor or 0.0, terrain.kinds()
+    found = search(tables, yard, floor, limit, kinds)
+    top = math.prod(float(table.accuracy.max()) for table in tables)
+    if top > max(floor, math.prod(float(table.accuracy.min()) for table in tables)):
+        # The most accurate variants once more by themselves: they win where their score is hardly worse.
+        found += search(tables, yard, top, limit // 2, kinds)
+    return list(dict.fromkeys(rows for _, rows in found))
+
+
+def _plan_of(service_id: ServiceId, rows: Choice, tables: Sequence[Table], terrain: Terrain) -> Plan:
+    stages = tuple(table.stage_plan(row, terrain) for table, row in zip(tables, rows, strict=True))
+    return Plan(service_id=service_id, epoch=0, stages=stages)
+
+
+def _enough(p: Predictor, found: Sequence[Scored], tie: float) -> float:
+    """The score above which a further plan is behind all of `found`, as `_ranked` puts them."""
+    best, *others = sorted(found, key=lambda entry: entry.score)
+    return max([best.score + tie, *(_plain(entry, p.view.contract.latency_p99_ms) for entry in others)])
 
 
 def _longer(
@@ -267,8 +292,12 @@ def _ranked(scored: list[Scored], tie: float, latency_p99_ms: float) -> list[Sco
 
     def key(entry: Scored) -> tuple[bool, float, float]:
         close = entry.score <= best + tie
-        late = entry.prediction.p99_ms / latency_p99_ms
-        plain = entry.score + LATENCY_TIE * late / (late + 1.0) + HOP_TIE * len(entry.plan.shards())
-        return not close, -entry.prediction.accuracy if close else 0.0, plain
+        return not close, -entry.prediction.accuracy if close else 0.0, _plain(entry, latency_p99_ms)
 
     return sorted(scored, key=key)
+
+
+def _plain(entry: Scored, latency_p99_ms: float) -> float:
+    """The score, with a little more for a plan that is slower or has more shards."""
+    late = entry.prediction.p99_ms / latency_p99_ms
+    return entry.score + LATENCY_TIE * late / (late + 1.0) + HOP_TIE * len(entry.plan.shards())
