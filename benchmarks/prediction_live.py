@@ -26,7 +26,6 @@ from benchmarks.common import Row, at_most, print_rows
 from benchmarks.live_fleet import FLEETS, LOADS, FleetPlan, LiveFleet
 from benchmarks.live_records import Load, Measured, Trial, measured
 from benchmarks.live_world import simulated
-from controller.operator_plans import at_rate
 from policies.decision import Prediction
 from policies.predict import Predictor
 from policies.snapshot import Snapshot
@@ -106,7 +105,7 @@ def judged(trials: list[Trial]) -> list[Judged]:
 
 
 def _predicted(snapshot: Snapshot, trial: Trial, load: Load) -> Prediction:
-    return Predictor(at_rate(snapshot, trial.service, load.rate_rps), trial.service).predict(trial.plan)
+    return Predictor(snapshot, trial.service, rate_rps=load.rate_rps).predict(trial.plan)
 
 
 def judge(trials: list[Trial]) -> list[Row]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-
 from controller.desired import Desired
 from controller.loop import ControlLoop
 from controller.plan_documents import PlanAnswer, PlanIn, PlanQuestion, PlanStarted, plan_from
@@ -35,9 +33,7 @@ class OperatorPlans:
     async def preview(self, service: str, wanted: PlanQuestion) -> PlanAnswer:
         """What the plan would do, and whether it may run. Raises NotFoundError, InvalidInputError."""
         snapshot, plan = self._read(service, wanted)
-        if wanted.rps is not None:
-            snapshot = at_rate(snapshot, ServiceId(service), wanted.rps)
-        decision = await asyncio.to_thread(judged, snapshot, ServiceId(service), plan)
+        decision = await asyncio.to_thread(judged, snapshot, ServiceId(service), plan, wanted.rps)
         prediction = decision.prediction
         return PlanAnswer(
             admissible=decision.plan is not None,
@@ -80,13 +76,13 @@ class OperatorPlans:
         return self._loop.world.near(ServiceId(service), places_of(plan)), plan
 
 
-def judged(snapshot: Snapshot, service: ServiceId, plan: Plan) -> Decision:
-    """What the gate says of an operator's plan. Pure.
+def judged(snapshot: Snapshot, service: ServiceId, plan: Plan, rps: float | None = None) -> Decision:
+    """What the gate says of an operator's plan, if asked at that load. Pure.
 
     Where no plan keeps the contract's promises about load, a plan may break them too: something must run, and the operator
     may choose what.
     """
-    predictor = Predictor(snapshot, service)
+    predictor = Predictor(snapshot, service, rate_rps=rps)
     proposal = Proposal(plan=plan, proposer="operator", trigger="operator")
     decision = admit(proposal, snapshot, service, predictor=predictor)
     if decision.plan is not None or not {reason.code for reason in decision.reasons} <= _OF_THE_LOAD:
@@ -99,14 +95,6 @@ def judged(snapshot: Snapshot, service: ServiceId, plan: Plan) -> Decision:
     if best.prediction.throughput_rps >= predictor.rate_rps and best.prediction.p99_ms <= view.contract.latency_p99_ms:
         return decision
     return admit(proposal, snapshot, service, predictor=predictor, best=best, tolerance=float("inf"))
-
-
-def at_rate(snapshot: Snapshot, service: ServiceId, rps: float) -> Snapshot:
-    """The snapshot with exactly this load on a service."""
-    view = snapshot.services[service]
-    contract = view.contract.model_copy(update={"throughput_rps": rps})
-    view = msgspec.structs.replace(view, contract=contract, offered_rps=rps)
-    return msgspec.structs.replace(snapshot, services={**snapshot.services, service: view})
 
 
 def _sentence(decision: Decision) -> str:

@@ -28,14 +28,15 @@ def takes_of(costs: CostModel, view: ServiceView, plan: Plan) -> dict[AgentId, B
     costs.add_load(loads, view, plan)
     held = memory_of(held_by(costs, view, plan))
     measured: dict[AgentId, tuple[float, float]] = {}
-    for _, agent, ratio, weight, _ in costs.measured_of(view):
-        total, weights = measured.get(agent, (0.0, 0.0))
-        measured[agent] = total + ratio * weight, weights + weight
+    for ran in costs.measured_of(view):
+        total, weights = measured.get(ran.agent, (0.0, 0.0))
+        measured[ran.agent] = total + ran.log_ratio * ran.weight, weights + ran.weight
     taken = {}
     for agent, load in loads.items():
         total, weights = measured.get(agent, (0.0, 0.0))
         one = Booked(
-            busy=load.busy, second_ms=load.second_ms, held_bytes=held.get(agent, 0), log_ratio=total, weight=weights
+            busy=load.busy, second_ms=load.second_ms, third_ms2=load.third_ms2, held_bytes=held.get(agent, 0), log_ratio=total,
+            weight=weights,
         )  # fmt: skip
         if one != NOTHING:
             taken[agent] = one

@@ -153,14 +153,18 @@ def _prefix(values: list[float]) -> Floats:
 
 @dataclass(slots=True)
 class Load:
-    """Work that keeps one agent busy: `busy` is its utilisation, `second_ms` is sum of rate x E[run^2] (per ms)."""
+    """Work that keeps one agent busy: its utilisation, and the sums of rate x E[run^2] (ms) and rate x E[run^3] (ms^2)."""
 
     busy: float = 0.0
     second_ms: float = 0.0
+    third_ms2: float = 0.0
 
     def add(self, rate_per_ms: float, mean_ms: float, std_ms: float) -> None:
+        """More runs, whose times are log-normal: E[X^n] = mean^n (1 + cv^2)^(n (n - 1) / 2)."""
+        spread = 1.0 + (std_ms / mean_ms) ** 2 if mean_ms > 0.0 else 1.0
         self.busy += rate_per_ms * mean_ms
-        self.second_ms += rate_per_ms * (mean_ms * mean_ms + std_ms * std_ms)
+        self.second_ms += rate_per_ms * mean_ms**2 * spread
+        self.third_ms2 += rate_per_ms * mean_ms**3 * spread**3
 
 
 MAX_BUSY = 0.98
@@ -172,12 +176,40 @@ def mean_wait_ms(load: Load) -> float:
     return load.second_ms / (2.0 * (1.0 - min(load.busy, MAX_BUSY)))
 
 
+def queue_of(load: Load) -> tuple[float, float]:
+    """(chance, mean) of an M/G/1 queue: the wait exceeds t with probability chance x exp(-t x chance / mean).
+
+    Its first two moments are exact. Source: Pollaczek-Khinchine for E[W], Takacs for E[W^2] = 2 E[W]^2 + rate E[S^3] / (3 (1 - busy)).
+    An exponential with the chance that the server is busy would be exact for exponential runs only, and too slow for steady ones.
+    """
+    wait = mean_wait_ms(load)
+    if wait <= 0.0:
+        return load.busy, 0.0
+    rest = load.third_ms2 / (3.0 * (1.0 - min(load.busy, MAX_BUSY)))
+    return 2.0 * wait * wait / (2.0 * wait * wait + rest), wait
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one shard of a running plan."""
+
+    key: str
+    model: ModelName
+    agent: AgentId
+    log_ratio: float
+    """Of the measured over the modelled run time."""
+    weight: float
+    """In samples, less the older they are."""
+    variation: float
+    """Standard deviation over mean."""
+
+
 @dataclass(slots=True)
 class Calibration:
     """Log-ratios of measured over modelled run time."""
 
     fleet: float = 0.0
     agents: dict[AgentId, float] = field(default_factory=dict)
+    """The fleet's and the agent's own part together."""
     shards: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Measure key -> log-ratio, trust in [0, 1], measured variation (std over mean)."""
 
@@ -253,7 +285,8 @@ class CostModel:
     def variation(self, stage: StageName, agent: AgentId, span: Span) -> float:
         """Standard deviation of a run over its mean."""
         known = self._known(stage, agent, span)
-        prior = self.settings.run_variation
+        learned = self.snapshot.learned.run_variation
+        prior = self.settings.run_variation if learned is None else learned
         return prior if known is None else prior + known[1] * (known[2] - prior)
 
     def trust(self, stage: StageName, agent: AgentId, span: Span) -> float:
@@ -281,7 +314,7 @@ class CostModel:
     def background(self, service_id: ServiceId) -> dict[AgentId, Load]:
         """What other services' running plans and work that is not ours put on each agent."""
         loads = {
-            name: Load(self.foreign_busy(name) + agent.booked.busy, agent.booked.second_ms)
+            name: Load(self.foreign_busy(name) + agent.booked.busy, agent.booked.second_ms, agent.booked.third_ms2)
             for name, agent in self.agents.items()
         }
         for other, view in self.snapshot.services.items():
@@ -289,9 +322,11 @@ class CostModel:
                 self.add_load(loads, view, view.running)
         return loads
 
-    def add_load(self, loads: dict[AgentId, Load], view: ServiceView, plan: Plan) -> None:
-        """Add what `plan` puts on each agent at the load that `view` must carry; agents that are gone are left out."""
-        rate_per_ms = required_rps(view) / 1000.0
+    def add_load(
+        self, loads: dict[AgentId, Load], view: ServiceView, plan: Plan, rate_rps: float | None = None
+    ) -> None:
+        """Add what `plan` puts on each agent, by default at the load that `view` must carry; agents that are gone are left out."""
+        rate_per_ms = (required_rps(view) if rate_rps is None else rate_rps) / 1000.0
         for stage, agent, model, span, items in self.runs(view, plan):
             mean = self.run_ms(stage, model, agent, span, items)
             loads[agent].add(rate_per_ms, mean, mean * self.variation(stage, agent, span))
@@ -328,7 +363,9 @@ class CostModel:
                 times = block_times(reference.model, device, profiles)
                 self._timed_by_kind[kind] = None if times is None else reference.timed(times)
             found = self._timed_by_kind[kind]
-        timed = self._timed[model, agent] = (reference, device.slowdown) if found is None else (found, 1.0)
+        learned = math.exp(self.snapshot.learned.models.get(model, 0.0))
+        timed = (reference, learned * device.slowdown) if found is None else (found, learned)
+        self._timed[model, agent] = timed
         return timed
 
     def _speed(self, agent: AgentId) -> float:
@@ -378,8 +415,8 @@ class CostModel:
             total += measure.items
         return stage.items + trust * (max(total, 1.0) - stage.items)
 
-    def measured_of(self, view: ServiceView) -> Iterator[tuple[str, AgentId, float, float, float]]:
-        """Measure key, agent, log-ratio, weight and variation of everything that was measured of a running plan."""
+    def measured_of(self, view: ServiceView) -> Iterator[Ran]:
+        """Everything that was measured of a running plan."""
         if view.running is None or not view.measures:
             return
         for planned in view.running.stages:
@@ -396,29 +433,37 @@ class CostModel:
                 modelled = self.modelled_ms(planned.model, agent, span, measure.items)
                 if modelled > 0:
                     ratio = min(max(math.log(measure.mean_ms / modelled), -2.0), 2.0)
-                    yield key, agent, ratio, self._weight(measure), min(measure.std_ms / measure.mean_ms, 3.0)
+                    yield Ran(
+                        key=key, model=planned.model, agent=agent, log_ratio=ratio, weight=self._weight(measure),
+                        variation=min(measure.std_ms / measure.mean_ms, 3.0),
+                    )  # fmt: skip
 
     def _calibrate(self) -> Calibration:
-        prior = self.settings.prior_samples
         seen = [one for view in self.snapshot.services.values() for one in self.measured_of(view)]
         elsewhere = self.snapshot.fleet.elsewhere
         if not seen and not elsewhere.weight:
             return Calibration()
-
-        def shrunk(pairs: list[tuple[float, float]], toward: float, more: Booked = NOTHING) -> float:
-            total, weights = sum(r * w for r, w in pairs) + more.log_ratio, sum(w for _, w in pairs) + more.weight
-            return (total + prior * toward) / (weights + prior)
-
-        fleet = shrunk([(ratio, weight) for _, _, ratio, weight, _ in seen], 0.0, elsewhere)
+        fleet = self._shrunk([(one.log_ratio, one.weight) for one in seen], 0.0, elsewhere)
         by_agent: dict[AgentId, list[tuple[float, float]]] = {a.id: [] for a in self.agents.values() if a.booked.weight}
-        for _, agent, ratio, weight, _ in seen:
-            by_agent.setdefault(agent, []).append((ratio, weight))
-        agents = {agent: shrunk(pairs, fleet, self.agents[agent].booked) for agent, pairs in by_agent.items()}
+        for one in seen:
+            by_agent.setdefault(one.agent, []).append((one.log_ratio, one.weight))
+        agents = {agent: self._shrunk(pairs, fleet, self.agents[agent].booked) for agent, pairs in by_agent.items()}
+        prior = self.settings.prior_samples
         shards = {
-            key: (shrunk([(ratio, weight)], agents[agent]), weight / (weight + prior), variation)
-            for key, agent, ratio, weight, variation in seen
+            one.key: (
+                self._shrunk([(one.log_ratio, one.weight)], agents[one.agent]),
+                one.weight / (one.weight + prior),
+                one.variation,
+            )
+            for one in seen
         }
         return Calibration(fleet, agents, shards)
+
+    def _shrunk(self, pairs: list[tuple[float, float]], toward: float, more: Booked = NOTHING) -> float:
+        """Weighted mean of (value, weight) pairs, drawn toward a value as if that had been seen `prior_samples` times."""
+        prior = self.settings.prior_samples
+        total, weights = sum(r * w for r, w in pairs) + more.log_ratio, sum(w for _, w in pairs) + more.weight
+        return (total + prior * toward) / (weights + prior)
 
 
 def required_rps(view: ServiceView) -> float:

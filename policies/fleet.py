@@ -20,7 +20,8 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busy: float = 0.0
     """Utilisation of the agent by them ..."""
     second_ms: float = 0.0
-    """... and the sum of rate x E[run^2] (per ms), as in `policies.costs.Load`."""
+    third_ms2: float = 0.0
+    """... and the sums of rate x E[run^2] (ms) and of rate x E[run^3] (ms^2), as in `policies.costs.Load`."""
     held_bytes: int = 0
     """What their shards take in memory."""
     log_ratio: float = 0.0
@@ -30,7 +31,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def plus(self, other: Booked) -> Booked:
         return Booked(
-            busy=self.busy + other.busy, second_ms=self.second_ms + other.second_ms,
+            busy=self.busy + other.busy, second_ms=self.second_ms + other.second_ms, third_ms2=self.third_ms2 + other.third_ms2,
             held_bytes=self.held_bytes + other.held_bytes, log_ratio=self.log_ratio + other.log_ratio,
             weight=self.weight + other.weight,
         )  # fmt: skip
@@ -39,6 +40,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Without a part of it; what rounding leaves below nothing is nothing."""
         return Booked(
             busy=max(0.0, self.busy - other.busy), second_ms=max(0.0, self.second_ms - other.second_ms),
+            third_ms2=max(0.0, self.third_ms2 - other.third_ms2),
             held_bytes=self.held_bytes - other.held_bytes, log_ratio=self.log_ratio - other.log_ratio,
             weight=max(0.0, self.weight - other.weight),
         )  # fmt: skip

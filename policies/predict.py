@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from policies.costs import MAX_BUSY, CostModel, Load, PredictSettings, mean_wait_ms, required_rps
+from policies.costs import MAX_BUSY, CostModel, Load, PredictSettings, queue_of, required_rps
 from policies.decision import Prediction
 from policies.fleet import AgentView
 from policies.ids import AgentId, ServiceId
@@ -40,19 +40,20 @@ class _LaneTime:
     variance: float = 0.0
     jitter_variance: float = 0.0
     queues: list[tuple[float, float]] = field(default_factory=list)
-    """(utilisation, mean wait) of each agent on the way."""
+    """(chance, mean wait) of each agent on the way, see `queue_of`."""
 
     def expected_ms(self) -> float:
         return self.mean_ms + sum(wait for _, wait in self.queues)
 
     def spread(self) -> float:
-        return self.variance + sum(2.0 * wait * wait / max(busy, 0.05) for busy, wait in self.queues)
+        return self.variance + sum(2.0 * wait * wait / max(chance, 0.05) for chance, wait in self.queues)
 
 
 @dataclass(slots=True)
 class _Totals:
     """What a walk over a plan adds up."""
 
+    rate_rps: float
     stages: list[list[_LaneTime]] = field(default_factory=list)
     link_ms: dict[tuple[AgentId, AgentId], float] = field(default_factory=dict)
     """Transfer time per request on each link."""
@@ -67,12 +68,19 @@ class _Totals:
 class Predictor:
     """Predicts plans of one service under one snapshot; build it once, ask it for many plans."""
 
-    def __init__(self, snapshot: Snapshot, service_id: ServiceId, settings: PredictSettings | None = None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        service_id: ServiceId,
+        settings: PredictSettings | None = None,
+        rate_rps: float | None = None,
+    ) -> None:
+        """`rate_rps`: predict for this load, whatever is promised or offered. Raises NotFoundError for an unknown service."""
         self.costs = CostModel(snapshot, settings)
         self.settings = self.costs.settings
         self.view = self.costs.view(service_id)
         self.entry = self.costs.entry(self.view)
-        self.rate_rps = required_rps(self.view)
+        self.rate_rps = required_rps(self.view) if rate_rps is None else rate_rps
         self.background = self.costs.background(service_id)
         self.foreign_memory = foreign_memory(self.costs, service_id)
         running = self.view.running
@@ -86,7 +94,8 @@ class Predictor:
 
     def predict_all(self, plans: Sequence[Plan]) -> list[Prediction]:
         """`predict` of each plan, with their distributions in one pass."""
-        walked = [(plan, loads := self._loads(plan), self._walk(plan, loads)) for plan in plans]
+        rate = self.rate_rps
+        walked = [(plan, loads := self._loads(plan, rate), self._walk(plan, loads, rate)) for plan in plans]
         times = pipelines([self._course(totals) for _, _, totals in walked]) if walked else []
         return [self._judged(*parts, spread) for parts, spread in zip(walked, times, strict=True)]
 
@@ -133,16 +142,16 @@ class Predictor:
                 mine[file] = max(size, mine.get(file, 0))
         return {agent: size + self.foreign_memory.get(agent, 0) for agent, size in memory_of(both).items()}
 
-    def _loads(self, plan: Plan) -> dict[AgentId, Load]:
+    def _loads(self, plan: Plan, rate_rps: float) -> dict[AgentId, Load]:
         """What keeps the agents of a plan and the entry busy when the plan runs."""
         involved = plan.agents() if self.entry is None else plan.agents() | {self.entry}
         before = ((agent, self.background.get(agent)) for agent in sorted(involved))
-        loads = {agent: Load(load.busy, load.second_ms) for agent, load in before if load is not None}
-        self.costs.add_load(loads, self.view, plan)
+        loads = {agent: Load(load.busy, load.second_ms, load.third_ms2) for agent, load in before if load is not None}
+        self.costs.add_load(loads, self.view, plan, rate_rps)
         return loads
 
-    def _walk(self, plan: Plan, loads: dict[AgentId, Load]) -> _Totals:
-        totals = _Totals()
+    def _walk(self, plan: Plan, loads: dict[AgentId, Load], rate_rps: float) -> _Totals:
+        totals = _Totals(rate_rps)
         planned = {stage.stage: stage for stage in plan.stages}
         for stage in self.view.spec.stages:
             if isinstance(stage, PythonStage):
@@ -178,7 +187,7 @@ class Predictor:
             run = self.costs.run_ms(planned.stage, planned.model, shard.agent, shard.blocks, share)
             time.mean_ms += run + self.settings.hop_overhead_ms
             time.variance += (run * self.costs.variation(planned.stage, shard.agent, shard.blocks)) ** 2
-            time.queues.append((loads[shard.agent].busy, mean_wait_ms(loads[shard.agent])))
+            time.queues.append(queue_of(loads[shard.agent]))
             self._count(totals, shard.agent, planned.stage, run)
             totals.measured_ms += run * self.costs.trust(planned.stage, shard.agent, shard.blocks)
             totals.run_ms += run
@@ -191,7 +200,7 @@ class Predictor:
             return
         link = self.costs.link(src, dst)
         transfer = 1000.0 * size / max(link.bandwidth_bytes_per_s, 1.0)
-        busy = min(self.rate_rps * transfer / 1000.0, MAX_BUSY)
+        busy = min(totals.rate_rps * transfer / 1000.0, MAX_BUSY)
         wait = busy * transfer / (2.0 * (1.0 - busy))
         time.mean_ms += link.rtt_ms + transfer + wait
         time.variance += link.jitter_ms**2 + (0.1 * transfer) ** 2 + wait * wait
@@ -271,7 +280,9 @@ class Predictor:
             return 0.0
         if not running.agents() <= self.costs.agents.keys():
             return 0.0
-        predicted = self._latency(self._walk(running, self._loads(running))).quantile_ms(0.99)
+        # It was measured at the load that was offered, which may be another than the one to predict for.
+        rate = self.view.offered_rps or self.rate_rps
+        predicted = self._latency(self._walk(running, self._loads(running, rate), rate)).quantile_ms(0.99)
         return min(max(math.log(measured / max(predicted, 1e-3)), -0.7), 1.1)
 
 

@@ -44,6 +44,15 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """Wishes of the LLM that no person confirmed; they count as far as `policies.advised` lets them."""
 
 
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What all that ever ran on this fleet taught, see `policies.learning`."""
+
+    models: dict[ModelName, float] = {}
+    """Log-ratio of a model's measured over its profiled times, whatever the agent."""
+    run_variation: float | None = None
+    """Standard deviation of runs over their means; None until enough was seen."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The one argument of every policy."""
 
@@ -52,6 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     models: dict[ModelName, ModelProfile]
     services: dict[ServiceId, ServiceView]
+    learned: Learned = Learned()
     device_profiles: dict[ModelName, dict[str, DeviceProfile]] = {}
     """What each model takes on the types of devices on which it was timed, by device type."""
 

@@ -21,7 +21,7 @@ from agents.messages import Activate, Address, Hello, Report
 from controller.api import create_api
 from controller.cli import main
 from controller.core import Controller
-from controller.operator_plans import at_rate, judged
+from controller.operator_plans import judged
 from controller.plan_commands import plan_of, preview_lines
 from controller.plan_documents import PlanIn, plan_from
 from controller.present import shards_out
@@ -29,7 +29,6 @@ from controller.records import AgentRecord
 from controller.simulate_cli import load_scenario
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
-from policies.predict import Predictor
 from policies.scenario import world_of
 from policies.simulate import Choice, Simulation
 from policies.snapshot import Snapshot
@@ -204,8 +203,7 @@ async def test_a_preview_says_what_more_load_would_do_and_changes_nothing(site: 
 def test_a_contract_that_no_plan_keeps_does_not_bind_the_operators_hands(seen: Snapshot) -> None:
     plan = candidates(seen, SIMULATED, 1)[0].plan
     assert judged(seen, SIMULATED, plan).plan is not None
-    flooded = at_rate(seen, SIMULATED, 1e5)
-    decision = judged(flooded, SIMULATED, plan)
+    decision = judged(seen, SIMULATED, plan, 1e5)
     assert decision.plan is not None
     assert {reason.code for reason in decision.reasons} >= {"operator", "throughput"}
 
@@ -219,10 +217,6 @@ def test_what_is_shown_is_read_back_as_the_same_plan(seen: Snapshot) -> None:
         assert read.layout() == entry.plan.layout()
         shapes |= {len(stage.lanes) for stage in read.stages}
     assert len(shapes) > 1, "split and unsplit stages were both read"
-
-
-def test_the_rate_of_a_preview_is_the_rate_that_is_predicted_for(seen: Snapshot) -> None:
-    assert Predictor(at_rate(seen, SIMULATED, 0.25), SIMULATED).rate_rps == 0.25
 
 
 @pytest.mark.parametrize(
