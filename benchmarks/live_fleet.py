@@ -118,14 +118,19 @@ class LiveFleet:
         time.sleep(8.0)  # Links are probed twice a second, their bandwidth every few seconds.
         self._say(f"fleet {self.wanted.name}: {len(names)} agents live")
 
-    def trials(self, wanted: int, seconds: float, seed: int, first_load: int) -> list[Trial]:
-        """Plans one after the other, each under all loads for that many seconds in sum. Raises TidegateError."""
+    def trials(self, wanted: int, seconds: float, seed: int, keep: Callable[[Trial], None]) -> None:
+        """Plans one after the other, each under all loads for that many seconds in sum; `keep` is given each. Raises TidegateError."""
         devices = tuple(self.ids[device.name] for device in self.wanted.devices[1:])
-        seen = self._seen()
-        done: list[tuple[Plan, Snapshot, bytes, tuple[Load, ...]]] = []
-        befores: list[bytes] = []
+        seen, done = self._seen(), 0
+        last: tuple[Plan, bytes, tuple[Load, ...]] | None = None
+
+        def finish(after: bytes) -> None:
+            if last is not None:
+                plan, before, loads = last
+                keep(Trial(fleet=self.wanted.name, service=SERVICE, plan=plan, before=before, after=after, loads=loads))
+
         for plan in plans(seen, SERVICE, devices, 50 * wanted, seed):
-            if len(done) == wanted:
+            if done == wanted:
                 break
             capacity = Predictor(seen, SERVICE).predict(plan).throughput_rps
             if capacity < LEAST_RPS:
@@ -135,24 +140,18 @@ class LiveFleet:
             except InfeasibleError as error:
                 self._say(f"fleet {self.wanted.name}: {error}")
                 continue
-            self._warm_up(seed + len(done))
-            order = [(at + first_load + len(done)) % len(LOADS) for at in range(len(LOADS))]
-            loads = [
-                self._load(LOADS[at], min(capacity, MOST_RPS), seconds, seed + 100 * len(done) + at) for at in order
-            ]
-            befores.append(before)
-            done.append((plan, seen, before, tuple(loads)))
-            seen = snapshot_from(before)
+            finish(before)
+            self._warm_up(seed + done)
+            # Each fleet begins elsewhere, so that the machine is about as busy all the time.
+            order = [(at + seed + done) % len(LOADS) for at in range(len(LOADS))]
+            loads = [self._load(LOADS[at], min(capacity, MOST_RPS), seconds, seed + 100 * done + at) for at in order]
+            last, seen, done = (plan, before, tuple(loads)), snapshot_from(before), done + 1
             self._say(
-                f"fleet {self.wanted.name}: plan {len(done)} of {wanted}, {sum(len(x.latency_ms) for x in loads)} requests, "
+                f"fleet {self.wanted.name}: plan {done} of {wanted}, {sum(len(x.latency_ms) for x in loads)} requests, "
                 f"{sum(x.failed for x in loads)} failed"
             )
-        after = self._run(done[-1][0])
-        afters = [*befores[1:], after]
-        return [
-            Trial(fleet=self.wanted.name, service=SERVICE, plan=plan, before=before, after=later, loads=loads)
-            for (plan, _, before, loads), later in zip(done, afters, strict=True)
-        ]
+        if last is not None:
+            finish(self._run(last[0]))
 
     def _run(self, plan: Plan) -> bytes:
         """Make a plan run; the snapshot that the controller had before. Raises InfeasibleError when the gate refuses it."""

@@ -46,28 +46,32 @@ def run(quick: bool) -> list[Row]:
     def say(text: str) -> None:
         console.print(f"{time.monotonic() - began:6.0f} s  {text}", highlight=False)
 
-    say(f"records and logs in {directory}")
-    trials, busy = _measure(fleets, wanted, seconds, directory, say)
-    live_records.save(trials, directory / "trials.msgpack")
-    rows = judge(trials)
-    return [*rows, Row(name="this machine's CPU meanwhile", value=busy, unit="share", runs=len(rows))]
+    file = directory / "trials.msgpack"
+    say(f"records in {file}")
+    trials: list[Trial] = []
+
+    def keep(trial: Trial) -> None:
+        trials.append(trial)
+        live_records.save(trials, file)  # After each, so that an interrupted run leaves what it measured.
+
+    busy = _measure(fleets, -(-wanted // len(fleets)), seconds, directory, say, keep)
+    return [*judge(trials), Row(name="this machine's CPU meanwhile", value=busy, unit="share", runs=len(trials))]
 
 
 def _measure(
-    fleets: tuple[FleetPlan, ...], wanted: int, seconds: float, directory: Path, say: Callable[[str], None]
-) -> tuple[list[Trial], float]:  # fmt: skip
-    """All fleets side by side, each with its part of the plans; and the share of this machine's CPU that was busy."""
-    each = -(-wanted // len(fleets))
+    fleets: tuple[FleetPlan, ...], each: int, seconds: float, directory: Path, say: Callable[[str], None],
+    keep: Callable[[Trial], None],
+) -> float:  # fmt: skip
+    """All fleets side by side, each with its part of the plans; the share of this machine's CPU that was busy."""
     with ExitStack() as stack, ThreadPoolExecutor(len(fleets)) as threads:
         live = [stack.enter_context(LiveFleet(fleet, directory, say)) for fleet in fleets]
         live[0].start()
         for other in live[1:]:
             other.start(models=live[0].models)
         psutil.cpu_percent()
-        # The fleets are at different loads at any time, so that the machine is about as busy all the time.
-        parts = [threads.submit(fleet.trials, each, seconds, 11 + at, at) for at, fleet in enumerate(live)]
-        trials = [trial for part in parts for trial in part.result()]
-        return trials, psutil.cpu_percent() / 100.0
+        for part in [threads.submit(one.trials, each, seconds, 11 + at, keep) for at, one in enumerate(live)]:
+            part.result()
+        return psutil.cpu_percent() / 100.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ and those that it runs on. What is kept here may be lost without harm: it is mad
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +27,15 @@ from policies.constraints import Rule
 from policies.costs import CostModel, PredictSettings
 from policies.fleet import Fleet
 from policies.ids import AgentId, ServiceId
+from policies.learning import Learner
 from policies.limits import usable_bytes
 from policies.neighbourhood import NearSettings, Neighbourhoods, Reach, Spot, involved
 from policies.snapshot import ServiceView, Snapshot
 
 MIN_REQUESTS_FOR_P99 = 20
+LEARN_EVERY_MS = 5_000.0
+LEARN_FROM = 20
+"""Services from whose measures is learned at once; on a large fleet they take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,9 @@ class World:
         self._places = Neighbourhoods(())
         self._indexed = -1
         self.bookings = Bookings()
+        self._learner = Learner()
+        self._learned_ms = -math.inf
+        self._to_learn: deque[ServiceId] = deque()
 
     @property
     def is_small(self) -> bool:
@@ -77,7 +86,8 @@ class World:
     # --- kept up to date
 
     def look(self) -> None:
-        """Once per round: see who may be used and how busy everybody is; book what runs and was not booked yet."""
+        """Once per round: learn, see who may be used and how busy everybody is, book what runs and was not booked yet."""
+        self._learn()
         if self.is_small:
             return
         if self._indexed != self._fleet.changes:
@@ -157,7 +167,13 @@ class World:
         fleet = books.burdened(self._fleet.view([*self.places.in_zones(zones), *clouds]))
         names = {m for v in services.values() for stage in v.spec.onnx_stages() for m in stage.variants}
         models = {name: self._desired.models[name] for name in sorted(names) if name in self._desired.models}
-        snapshot = Snapshot(now_ms=self._clock.now_ms(), fleet=fleet, models=models, services=dict(services))
+        snapshot = Snapshot(
+            now_ms=self._clock.now_ms(),
+            fleet=fleet,
+            models=models,
+            services=dict(services),
+            learned=self._learner.learned(),
+        )
         return Part(snapshot=snapshot, windows=windows, reach=self._near_settings())
 
     def view(self, service: ServiceId) -> ServiceView | None:
@@ -204,7 +220,24 @@ class World:
         return chosen.agents
 
     def _with(self, fleet: Fleet, services: dict[ServiceId, ServiceView]) -> Snapshot:
-        return Snapshot(now_ms=self._clock.now_ms(), fleet=fleet, models=self._desired.models, services=services)
+        return Snapshot(
+            now_ms=self._clock.now_ms(), fleet=fleet, models=self._desired.models, services=services,
+            learned=self._learner.learned(),
+        )  # fmt: skip
+
+    def _learn(self) -> None:
+        """Every few seconds: how far profiles are off, from what some services measured lately."""
+        passed_ms = self._clock.now_ms() - self._learned_ms
+        if passed_ms < LEARN_EVERY_MS:
+            return
+        self._learned_ms = self._clock.now_ms()
+        self._to_learn = self._to_learn or deque(self._desired.contracts)
+        chosen = [self._to_learn.popleft() for _ in range(min(LEARN_FROM, len(self._to_learn)))]
+        views = {service: view for service in chosen if (view := self.view(service)) is not None and view.measures}
+        agents = {agent for view in views.values() for agent in involved(view)}
+        if views:
+            passed_s = min(passed_ms, LEARN_EVERY_MS) / 1000.0
+            self._learner.see(self._with(self._fleet.view(sorted(agents)), views), passed_s)
 
     def _see(self, agents: Iterable[AgentId]) -> None:
         for agent in agents:

@@ -125,6 +125,7 @@ class Bookings:
             fleet=Fleet(agents=agents, links=fleet.links, elsewhere=fleet.elsewhere.plus(self.elsewhere(service))),
             models={name: world.models[name] for name in sorted(names) if name in world.models},
             services={service: view},
+            learned=world.learned,
             device_profiles={
                 name: world.device_profiles[name] for name in sorted(names) if name in world.device_profiles
             },

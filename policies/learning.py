@@ -45,7 +45,9 @@ class Learner:
         """Learn from what runs now; `passed_s` since the last call."""
         costs = CostModel(snapshot)
         before = snapshot.learned.models
-        runs = [run for view in snapshot.services.values() for run in costs.measured_of(view) if run.weight >= LEAST_COUNT]
+        runs = [
+            run for view in snapshot.services.values() for run in costs.measured_of(view) if run.weight >= LEAST_COUNT
+        ]
         if not runs:
             return
         for run in runs:
@@ -55,7 +57,9 @@ class Learner:
         while len(self._pairs) > MAX_PAIRS:
             self._pairs.pop(next(iter(self._pairs)))  # The one that ran longest ago.
         self._variation = _averaged(self._variation, _mean_variation(runs), passed_s)
-        self._learned = Learned(models=self._models(), run_variation=_settled(self._variation, costs.settings.run_variation))
+        self._learned = Learned(
+            models=self._models(), run_variation=_settled(self._variation, costs.settings.run_variation)
+        )
 
     def _models(self) -> dict[ModelName, float]:
         """The models' part of all ratios, by alternating means that are drawn toward nothing."""

@@ -94,7 +94,7 @@ async def site(
 ) -> AsyncIterator[Site]:
     controller: Controller = make_controller()
     await controller.start()
-    await controller.add_model("tiny", tiny_onnx)
+    await controller.model_service.add_bytes("tiny", tiny_onnx)
     transport = httpx.ASGITransport(create_api(controller, None), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as api:
         found = Site(controller, api)
