@@ -20,11 +20,12 @@ from controller.clock import Clock
 from controller.events import EventLog
 from controller.llm_endpoint import BREAK_AFTER, BREAK_S, Completion, LlmEndpoint, LlmUnusableError
 from controller.llm_ledger import LlmLedger
-from controller.llm_records import Exchange, LlmLog, Side
+from controller.llm_records import Effects, Exchange, LlmLog, Side
 from controller.settings import LlmSettings
 from controller.snapshots import snapshot_bytes
 from policies.decide import Keep, Memory
 from policies.decision import Proposal
+from policies.effects import Effect, effect_of
 from policies.groups import Footprint, footprint_of, group_of
 from policies.ids import ServiceId
 from policies.llm import Outcome, Question, ask, parse, repair, repair_refused
@@ -89,6 +90,8 @@ class _Pending:
     advice: Advice | None = None
     wanted: deque[Plan] = field(default_factory=lambda: deque(maxlen=4))
     moves: deque[_Move] = field(default_factory=lambda: deque(maxlen=5))
+    unsettled: deque[Exchange] = field(default_factory=lambda: deque(maxlen=8))
+    """Exchanges of which it is not known yet what the two choices bring."""
 
     def is_busy(self) -> bool:
         """A question is under way."""
@@ -103,6 +106,7 @@ class _Try:
     answer: Answer | None = None
     judged: Judged | None = None
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
 
 
@@ -247,6 +251,7 @@ class LlmAdvisor:
             log.exception("asking the LLM about %s stumbled", service)
 
     async def _ask(self, service: ServiceId, snapshot: Snapshot, pending: _Pending) -> None:
+        await self._settle(service, snapshot, pending)
         self._next += 1
         seed, outcomes = self._next, self._outcomes(pending, snapshot, service)
         question = await asyncio.to_thread(
@@ -303,6 +308,7 @@ class LlmAdvisor:
     def _kept(self, completion: Completion, attempt: _Try) -> str:
         """The reply as it is recorded and read. Raises Malformed when it is too long to be kept."""
         attempt.prompt_tokens += completion.prompt_tokens
+        attempt.cached_tokens += completion.cached_tokens
         attempt.output_tokens += completion.output_tokens
         if len(completion.text) > MAX_KEPT_CHARS:
             attempt.replies.append(redacted(completion.text[:500]))
@@ -333,7 +339,10 @@ class LlmAdvisor:
             self._wishes.offer(question.service_id, judged.wishes, rationale, admitted=suggestion is not None)
         self.ledger.note(exchange)
         if self._records is not None:
-            await self._records.append(exchange, await asyncio.to_thread(snapshot_bytes, snapshot))
+            noted = await self._records.append(exchange, await asyncio.to_thread(snapshot_bytes, snapshot))
+            exchange = msgspec.structs.replace(exchange, id=noted)
+        if exchange.llm is not None:
+            pending.unsettled.append(exchange)
 
     def _exchange(
         self, question: Question, attempt: _Try, reason: str, outcomes: tuple[Outcome, ...], seed: int, minute: float
@@ -344,12 +353,27 @@ class LlmAdvisor:
             at_s=self._clock.wall_s(), service_id=question.service_id, epoch=question.epoch, mode=s.mode, model=s.model, seed=seed,
             minute_of_day=minute, messages=tuple(question.messages), replies=tuple(attempt.replies), answer=attempt.answer,
             verdict="fallback", reason=reason, candidates=s.candidates, solver=_side(question, question.best), outcomes=outcomes,
-            prompt_tokens=attempt.prompt_tokens, output_tokens=attempt.output_tokens, cost=tokens * s.price_per_million_tokens / 1e6,
+            prompt_tokens=attempt.prompt_tokens, cached_tokens=attempt.cached_tokens, output_tokens=attempt.output_tokens, cost=tokens * s.price_per_million_tokens / 1e6,
             measured_p99_ms=outcomes[-1].measured_p99_ms if outcomes else None,
         )  # fmt: skip
         return exchange if reason or judged is None else judged_exchange(exchange, question, judged)
 
     # --- what became of earlier decisions
+
+    async def _settle(self, service: ServiceId, snapshot: Snapshot, pending: _Pending) -> None:
+        """What earlier choices brought or would have brought, now that the running plan has served for a while."""
+        if snapshot.services[service].measured_p99_ms is None:
+            return
+        while pending.unsettled:
+            exchange = pending.unsettled.popleft()
+            try:
+                effects = await asyncio.to_thread(effects_of, exchange, snapshot)
+            except NotFoundError as error:
+                log.info("what an earlier choice about %s brought is not known: %s", service, error)
+                continue
+            self.ledger.settle(exchange, effects)
+            if self._records is not None:
+                await self._records.note_effects(service, effects)
 
     def _outcomes(self, pending: _Pending, snapshot: Snapshot, service: ServiceId) -> tuple[Outcome, ...]:
         view, now_ms = snapshot.services[service], self._clock.now_ms()
@@ -389,10 +413,19 @@ def judged_exchange(exchange: Exchange, question: Question, judged: Judged) -> E
         exchange,
         verdict="refused" if refused else "agreed" if judged.agrees else "won",
         reason=judged.reasons[0].code if judged.reasons else "",
-        llm=Side(what=what, predicted_p99_ms=p99_ms, score=judged.score),
+        llm=Side(what=what, predicted_p99_ms=p99_ms, score=judged.score, plan=judged.plan),
         behind=judged.behind,
         regret=judged.regret,
     )
+
+
+def effects_of(exchange: Exchange, snapshot: Snapshot) -> Effects:
+    """What the two choices of an exchange come to by what was measured since."""
+
+    def of(side: Side | None) -> Effect | None:
+        return None if side is None or side.plan is None else effect_of(side.plan, snapshot, exchange.service_id)
+
+    return Effects(exchange_id=exchange.id, solver=of(exchange.solver), llm=of(exchange.llm))
 
 
 def exchange_plan(judged: Judged | None) -> Plan:
@@ -417,7 +450,7 @@ def minute_of_day(wall_s: float) -> float:
 
 def _side(question: Question, entry: Scored) -> Side:
     return Side(
-        what=_layout_name(question, entry.plan), predicted_p99_ms=entry.prediction.p99_ms, score=entry.score
+        what=_layout_name(question, entry.plan), predicted_p99_ms=entry.prediction.p99_ms, score=entry.score, plan=entry.plan
     )  # fmt: skip
 
 

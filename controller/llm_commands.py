@@ -20,13 +20,14 @@ def llm_report(arguments: argparse.Namespace) -> int:
         (
             _clock(each["at_s"]), each["service_id"], str(each["epoch"]), _came_to(each), each["solver"]["what"],
             number_text(each["solver"]["predicted_p99_ms"]), each["llm"]["what"] if each["llm"] else "-",
-            number_text(each["llm"]["predicted_p99_ms"]) if each["llm"] else "-", number_text(each["measured_p99_ms"]),
+            number_text(each["llm"]["predicted_p99_ms"]) if each["llm"] else "-", _effect(each["solver"]), _effect(each["llm"]),
             f"{each['regret']:.3f}", f"{each['seconds']:.1f}",
         )
         for each in report["comparisons"]
     ]  # fmt: skip
     columns = (
-        "at", "service", "plan", "came to", "solver", "p99 ms", "llm", "p99 ms", "measured p99 ms", "regret", "seconds",
+        "at", "service", "plan", "came to", "solver", "p99 ms", "llm", "p99 ms", "solver's effect ms", "llm's effect ms", "regret",
+        "seconds",
     )  # fmt: skip
     return show(arguments, report, columns, rows)
 
@@ -43,10 +44,26 @@ def report_lines(report: dict[str, Any]) -> list[str]:
         f"asked {report['asked']}: own choice admitted {report['won']} ({percent_text(report['win_rate'])}), same as the solver "
         f"{report['agreed']}, acted {report['acted']}",
         f"refused by the gate: {refused}; solver's plan instead: {fallback}",
-        f"regret after the gate {regret}; tokens {report['prompt_tokens']} in, {report['output_tokens']} out, cost {report['cost']:.4g}; "
+        f"regret after the gate {regret}; tokens {report['prompt_tokens']} in ({report['cached_tokens']} of them cached), {report['output_tokens']} out, cost {report['cost']:.4g}; "
         f"{report['tokens_this_hour']} of {report['tokens_per_hour']} tokens this hour",
+        _effects_line(report),
         "",
     ]
+
+
+def _effects_line(report: dict[str, Any]) -> str:
+    gap = report["mean_effect_behind_ms"]
+    if gap is None:
+        return "by effect: nothing was measured yet since a choice"
+    way = "slower" if gap > 0 else "quicker"
+    return f"by effect, over {report['settled']} choices: the LLM's p99 is {abs(gap):.0f} ms {way} than the solver's (see below what was estimated)"
+
+
+def _effect(side: dict[str, Any] | None) -> str:
+    """What a choice turned out to bring."""
+    if side is None or side["effect_p99_ms"] is None:
+        return "-"
+    return f"{side['effect_p99_ms']:.0f} {side['effect_how']}"
 
 
 def llm_advice(arguments: argparse.Namespace) -> int:

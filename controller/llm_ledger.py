@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from controller.llm_records import Exchange
+import msgspec
+
+from controller.llm_records import Effects, Exchange
 
 KEEP = 200
 
@@ -19,6 +21,7 @@ class LlmLedger:
         """(verdict, reason) -> how often; reasons of refusals and fallbacks."""
         self.acted = 0
         self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.output_tokens = 0
         self.cost = 0.0
         self.seconds = 0.0
@@ -34,10 +37,17 @@ class LlmLedger:
         self.verdicts[(exchange.verdict, exchange.reason)] += 1
         self.acted += exchange.acted
         self.prompt_tokens += exchange.prompt_tokens
+        self.cached_tokens += exchange.cached_tokens
         self.output_tokens += exchange.output_tokens
         self.cost += exchange.cost
         self.seconds += exchange.seconds
         self.recent.append(exchange)
+
+    def settle(self, exchange: Exchange, effects: Effects) -> None:
+        """What an exchange turned out to bring, if it is still among the newest."""
+        for at, each in enumerate(self.recent):
+            if (each.service_id, each.at_s, each.seed) == (exchange.service_id, exchange.at_s, exchange.seed):
+                self.recent[at] = msgspec.structs.replace(each, effects=effects)
 
     def passed_over(self, reason: str) -> None:
         """It was time to ask, and nobody was asked, or the answer came too late for its plan."""

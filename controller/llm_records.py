@@ -13,9 +13,11 @@ import msgspec
 
 from controller.records import decode, encode
 from controller.state import State
+from policies.effects import Effect
 from policies.ids import ServiceId
 from policies.llm import Message, Outcome
 from policies.llm_reply import Answer
+from policies.plan import Plan
 from sla.errors import TidegateError
 
 MAX_EXCHANGES = 200
@@ -34,6 +36,15 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     predicted_p99_ms: float | None = None
     score: float | None = None
+    plan: Plan | None = None
+
+
+class Effects(msgspec.Struct, frozen=True, kw_only=True):
+    """What the two choices turned out to do, once the plan that ran had served for a while."""
+
+    exchange_id: str = ""
+    solver: Effect | None = None
+    llm: Effect | None = None
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +79,11 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     cost: float = 0.0
     seconds: float = 0.0
+    cached_tokens: int = 0
+    """Of the prompt's, those that the endpoint had in its prompt cache, where it says so."""
     measured_p99_ms: float | None = None
     """Of the running plan when it was asked."""
+    effects: Effects | None = None
     id: str = ""
 
 
@@ -86,16 +100,24 @@ class LlmLog:
             fence=self._state.fence,
         )  # fmt: skip
 
+    async def note_effects(self, service: str, effects: Effects) -> None:
+        """Note what an exchange turned out to bring."""
+        await self._state.store.append(
+            f"llm-effects/{service}", encode(effects), MAX_EXCHANGES, fence=self._state.fence
+        )
+
     async def tail(self, service: str, count: int) -> list[Exchange]:
-        """The newest exchanges about a service, oldest of them first."""
+        """The newest exchanges about a service, oldest of them first, with what they turned out to bring."""
         found = []
+        notes = await self._state.store.tail(f"llm-effects/{service}", MAX_EXCHANGES)
+        effects = {note.exchange_id: note for note in (decode(each.value, Effects, each.id) for each in notes)}
         for entry in await self._state.store.tail(f"llm/{service}", count):
             try:
                 exchange = decode(entry.value, Exchange, f"llm/{service}/{entry.id}")
             except TidegateError as error:
                 _log.warning("an exchange with the LLM is left out: %s", error)
                 continue
-            found.append(msgspec.structs.replace(exchange, id=entry.id))
+            found.append(msgspec.structs.replace(exchange, id=entry.id, effects=effects.get(entry.id)))
         return found
 
     async def services(self) -> list[str]:

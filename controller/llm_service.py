@@ -9,12 +9,13 @@ from controller.clock import Clock
 from controller.events import EventLog
 from controller.llm import LlmAdvisor
 from controller.llm_intents import Intent, Intents
-from controller.llm_records import Exchange, LlmLog, Side
+from controller.llm_records import Effects, Exchange, LlmLog, Side
 from controller.llm_replay import Replayed, replayed
 from controller.llm_views import AdviceOut, ComparisonOut, IntentIn, IntentOut, LlmReport, RuleIn, SideOut, TimedOut
 from controller.settings import LlmSettings
 from controller.state import State
 from policies.constraints import Avoid, Bound, KeepPlan, Prefer, Rule, Shift
+from policies.effects import Effect
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.llm_resolve import Wish
 from policies.snapshot import Snapshot
@@ -63,6 +64,7 @@ class LlmService:
         recent = [each for each in ledger.recent if service is None or each.service_id == service]
         behind = [each.behind for each in recent if each.behind is not None]
         answered = ledger.answered()
+        effects = [gap for each in recent if (gap := _effect_behind_ms(each)) is not None]
         return LlmReport(
             mode=s.mode if s.base_url is not None else "off",
             model=s.model,
@@ -78,7 +80,10 @@ class LlmService:
             mean_behind=sum(behind) / len(behind) if behind else None,
             mean_regret=sum(each.regret for each in recent) / len(recent) if recent else None,
             worst_regret=max((each.regret for each in recent), default=None),
+            settled=len(effects),
+            mean_effect_behind_ms=sum(effects) / len(effects) if effects else None,
             prompt_tokens=ledger.prompt_tokens,
+            cached_tokens=ledger.cached_tokens,
             output_tokens=ledger.output_tokens,
             cost=ledger.cost,
             tokens_this_hour=self.advisor.endpoint.tokens_this_hour(),
@@ -176,10 +181,19 @@ def _by_reason(verdicts: dict[tuple[str, str], int], verdict: str) -> dict[str, 
     return {reason: count for (each, reason), count in sorted(verdicts.items()) if each == verdict}
 
 
+def _effect_behind_ms(exchange: Exchange) -> float | None:
+    found = exchange.effects
+    return (
+        None if found is None or found.llm is None or found.solver is None else found.llm.p99_ms - found.solver.p99_ms
+    )
+
+
 def _comparison(exchange: Exchange) -> ComparisonOut:
+    effects = exchange.effects or Effects()
     return ComparisonOut(
         at_s=exchange.at_s, service_id=exchange.service_id, epoch=exchange.epoch, mode=exchange.mode, verdict=exchange.verdict,
-        reason=exchange.reason, solver=_side(exchange.solver), llm=_side(exchange.llm) if exchange.llm is not None else None,
+        reason=exchange.reason, solver=_side(exchange.solver, effects.solver),
+        llm=_side(exchange.llm, effects.llm) if exchange.llm is not None else None, effect_behind_ms=_effect_behind_ms(exchange),
         behind=exchange.behind, regret=exchange.regret, acted=exchange.acted,
         rationale=exchange.answer.rationale if exchange.answer is not None else "",
         measured_p99_ms=exchange.measured_p99_ms, prompt_tokens=exchange.prompt_tokens, output_tokens=exchange.output_tokens,
@@ -187,8 +201,11 @@ def _comparison(exchange: Exchange) -> ComparisonOut:
     )  # fmt: skip
 
 
-def _side(side: Side) -> SideOut:
-    return SideOut(what=side.what, predicted_p99_ms=side.predicted_p99_ms, score=side.score)
+def _side(side: Side, effect: Effect | None) -> SideOut:
+    return SideOut(
+        what=side.what, predicted_p99_ms=side.predicted_p99_ms, score=side.score,
+        effect_p99_ms=effect.p99_ms if effect is not None else None, effect_how=effect.how if effect is not None else None,
+    )  # fmt: skip
 
 
 def _rule(said: RuleIn) -> Rule:

@@ -15,6 +15,10 @@ class SideOut(BaseModel):
     what: str
     predicted_p99_ms: float | None
     score: float | None
+    effect_p99_ms: float | None = None
+    """What it turned out to bring; None before the running plan had served for a while."""
+    effect_how: Literal["measured", "estimated"] | None = None
+    """`measured` where this plan ran; `estimated` from what was measured of the shards that it shares with the one that ran."""
 
 
 class ComparisonOut(BaseModel):
@@ -36,6 +40,8 @@ class ComparisonOut(BaseModel):
     rationale: str
     measured_p99_ms: float | None
     """Of the plan that ran when it was asked."""
+    effect_behind_ms: float | None = None
+    """p99 of the LLM's choice minus the solver's, by effect; below zero the LLM's is the quicker one."""
     prompt_tokens: int
     output_tokens: int
     cost: float
@@ -64,7 +70,13 @@ class LlmReport(BaseModel):
     """Before the gate, over the comparisons that have one."""
     mean_regret: float | None
     worst_regret: float | None
+    settled: int = 0
+    """Comparisons of which it is known what the two choices brought, measured or estimated."""
+    mean_effect_behind_ms: float | None = None
+    """Over these: p99 of the LLM's choice minus the solver's."""
     prompt_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt's, those that the endpoint had in its prompt cache, where it says so."""
     output_tokens: int
     cost: float
     tokens_this_hour: int

@@ -11,7 +11,7 @@ from controller.dashboard.api import Api
 from controller.dashboard.dialogs import confirm, perform
 from controller.dashboard.elements import LiveHtml, box, button, show_if
 from controller.dashboard.fragments import clock
-from controller.llm_views import AdviceOut, ComparisonOut, IntentOut, LlmReport
+from controller.llm_views import AdviceOut, ComparisonOut, IntentOut, LlmReport, SideOut
 
 COMPARISONS = 6
 INTENTS = 8
@@ -107,14 +107,20 @@ def llm_comparisons(comparisons: Sequence[ComparisonOut]) -> str:
         f"<td>{escape(each.solver.what)} ({_ms(each.solver.predicted_p99_ms)})</td>"
         f"<td>{escape(each.llm.what) if each.llm else '-'} ({_ms(each.llm.predicted_p99_ms if each.llm else None)})</td>"
         f"<td>{escape(each.verdict)}{f' ({escape(each.reason)})' if each.reason else ''}{', acted' if each.acted else ''}</td>"
-        f"<td>{_ms(each.measured_p99_ms)}</td><td>{each.seconds:.1f} s</td><td>{escape(each.rationale)}</td></tr>"
+        f"<td>{_effect(each.solver)}</td><td>{_effect(each.llm)}</td><td>{each.seconds:.1f} s</td><td>{escape(each.rationale)}</td></tr>"
         for each in comparisons
     )
     head = "".join(
-        f"<th>{name}</th>" for name in ("at", "service", "solver", "LLM", "came to", "measured p99", "took", "why")
+        f"<th>{name}</th>"
+        for name in ("at", "service", "solver", "LLM", "came to", "solver's effect", "LLM's effect", "took", "why")
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f} ms"
+
+
+def _effect(side: SideOut | None) -> str:
+    """What a choice turned out to bring, and how that is known."""
+    return "-" if side is None or side.effect_how is None else f"{_ms(side.effect_p99_ms)} ({side.effect_how})"

@@ -22,6 +22,7 @@ from controller.state import State
 from controller.store import Store
 from policies.decide import Keep, Memory
 from policies.decision import Proposal
+from policies.effects import Effect
 from policies.fleet import AgentView, Fleet
 from policies.ids import AgentId, ServiceId
 from policies.llm_resolve import Wish
@@ -426,6 +427,31 @@ async def test_a_wish_that_no_plan_can_keep_to_is_none(endpoint: Endpoint, asked
     endpoint.replies = [lambda _: says('{"action": "constrain", "rules": [{"kind": "avoid", "target": "A2"}]}')]
     assert await asked.round() is None
     assert (asked.last.verdict, asked.last.reason, asked.wishes.offered) == ("fallback", "malformed", [])
+
+
+async def test_what_both_choices_brought_is_noted_once_it_was_measured(
+    endpoint: Endpoint, clock: Any, snapshot: Snapshot, valkey_store: Store
+) -> None:
+    records = LlmLog(State(valkey_store))
+    asked = Asked(endpoint.url, clock, snapshot, records)
+    endpoint.replies = [lambda _: says('{"action": "keep"}')]
+    await asked.round()
+    assert asked.last.effects is None
+    await asked.round()
+    assert asked.last.effects is None  # Nothing was measured meanwhile.
+    view = msgspec.structs.replace(snapshot.services[READER], measured_p99_ms=250.0)
+    asked.snapshot = msgspec.structs.replace(snapshot, services={READER: view})
+    await asked.round()
+    first = asked.advisor.ledger.recent[0]
+    assert first.effects is not None
+    assert first.effects.llm == Effect(p99_ms=250.0, how="measured")  # What it wants to keep.
+    assert first.effects.solver is not None
+    assert first.effects.solver.how == "estimated"
+    again = LlmAdvisor(asked.advisor.settings, asked.events, clock, records=records)
+    await again.restore()
+    assert again.ledger.recent[0].effects == first.effects
+    await again.close()
+    await asked.advisor.close()
 
 
 async def test_exchanges_are_recorded_and_restored(

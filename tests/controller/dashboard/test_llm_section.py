@@ -9,8 +9,10 @@ from controller.llm_views import ComparisonOut, LlmReport, SideOut
 def comparison(**changed: object) -> ComparisonOut:
     values: dict[str, object] = {
         "at_s": 1_790_000_120.0, "service_id": "reader", "epoch": 7, "mode": "control", "verdict": "won", "reason": "",
-        "solver": SideOut(what="C2", predicted_p99_ms=100.0, score=0.2), "llm": None, "behind": None, "regret": 0.0, "acted": True,
-        "rationale": "<script>alert(1)</script>", "measured_p99_ms": 120.4, "prompt_tokens": 1, "output_tokens": 1, "cost": 0.0,
+        "solver": SideOut(what="C2", predicted_p99_ms=100.0, score=0.2, effect_p99_ms=95.0, effect_how="estimated"),
+        "llm": SideOut(what="C1", predicted_p99_ms=101.0, score=0.2, effect_p99_ms=110.0, effect_how="measured"), "behind": None, "regret": 0.0, "acted": True,
+        "rationale": "<script>alert(1)</script>", "measured_p99_ms": 120.4, "effect_behind_ms": 15.0, "prompt_tokens": 1,
+        "output_tokens": 1, "cost": 0.0,
         "seconds": 2.5,
     }  # fmt: skip
     return ComparisonOut.model_validate({**values, **changed})
@@ -22,7 +24,8 @@ def test_both_sides_stand_next_to_each_other_and_nothing_is_raw() -> None:
     assert "C2 (100 ms)" in html
     assert "won, acted" in html
     assert "fallback (timeout)" in html
-    assert "120 ms" in html
+    assert "110 ms (measured)" in html
+    assert "95 ms (estimated)" in html
     assert llm_comparisons([]) == ""
 
 
