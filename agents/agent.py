@@ -38,6 +38,7 @@ from agents.messages import (
     Message,
     Prepare,
     Probe,
+    ProfileBlocks,
     Release,
     Report,
     Route,
@@ -47,6 +48,7 @@ from agents.messages import (
 )
 from agents.peers import PeerPool
 from agents.probes import DeviceProbe
+from agents.profiling import Profiler
 from agents.queue import AcceleratorQueue
 from agents.routes import RouteTable, files_for, pinned_blobs
 from agents.settings import AgentSettings, parse_arguments
@@ -190,6 +192,9 @@ class Agent:
             budget_bytes=device.budget_bytes or default_budget_bytes(device.platform, device.emulate, _memory_bytes()),
         )  # fmt: skip
         self._cleanup.callback(self._engine.close)
+        self._profiler = Profiler(
+            blobs=self._blobs, engine=self._engine, queue=self._queue, open_backend=self._open_for_timing, threads=device.threads
+        )  # fmt: skip
         context = identity.client_context()
         self._peers = PeerPool(self.agent_id, lambda: context, emulated=device.emulate, settings=settings.peers)
         self._cleanup.push_async_callback(self._peers.close)
@@ -259,15 +264,23 @@ class Agent:
             return ""
 
     def _open_backend(self, path: Path, file: ShardFile) -> InferenceBackend:
-        device = self._settings.device
-        return open_backend(
-            device.platform, path, emulate=device.emulate, budget_bytes=device.budget_bytes, input_names=file.inputs,
-            output_names=file.outputs, threads=device.threads, remember=device.remember,
-        )  # fmt: skip
+        return self._open(path, file.inputs, file.outputs, remember=self._settings.device.remember)
+
+    def _open_for_timing(self, path: Path, file: ShardFile) -> InferenceBackend:
+        """What was computed is computed again."""
+        return self._open(path, file.inputs, file.outputs)
 
     def _open_workload(self, path: Path) -> InferenceBackend:
+        return self._open(path, ("x",), ("y",))
+
+    def _open(
+        self, path: Path, inputs: Sequence[str], outputs: Sequence[str], *, remember: bool = False
+    ) -> InferenceBackend:
         device = self._settings.device
-        return open_backend(device.platform, path, emulate=device.emulate, threads=device.threads)
+        return open_backend(
+            device.platform, path, emulate=device.emulate, budget_bytes=device.budget_bytes, input_names=inputs,
+            output_names=outputs, threads=device.threads, remember=remember,
+        )  # fmt: skip
 
     def _pinned(self) -> frozenset[BlobHash]:
         return pinned_blobs(self._routes.all(), self.agent_id) | self._engine.loaded()
@@ -298,6 +311,9 @@ class Agent:
                 gone = self._engine.release(service_id, below_epoch, abandoned)
                 self._routes.drop(service_id, below_epoch)
                 log.info("released %d shards of %s below epoch %d", len(gone), service_id, below_epoch)
+            case ProfileBlocks(files=files):
+                log.info("profiling %d blocks of %s", len(files), files[0].model if files else "nothing")
+                return await self._profiler.profile(message, self._bulk), {}
             case ShapeLink():
                 self._peers.shape(message)
                 log.info("link to %s is shaped: %s", message.peer or "all", message)

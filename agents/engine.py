@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Engine:
         self._loaded: dict[BlobHash, LoadedShard] = {}
         self._loading = asyncio.Lock()
         self._times = RunTimes()
+        self._asked_s = -math.inf
 
     @property
     def loaded_bytes(self) -> int:
@@ -87,6 +89,12 @@ class Engine:
     def free_bytes(self) -> int:
         """What is left of the budget."""
         return max(0, self._budget_bytes - self.loaded_bytes)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since a request last needed this device; 0 while one does, infinite if none ever did."""
+        in_use = any(shard.in_use for shard in self._loaded.values())
+        return 0.0 if in_use else self._clock() - self._asked_s
 
     @property
     def queue_depth(self) -> int:
@@ -167,6 +175,7 @@ class Engine:
         wanted = [name for name in outputs if name in shard.file.outputs]
         items = _items(feed)
         shard.in_use += 1
+        self._asked_s = self._clock()
         try:
             outcome = await self._queue.submit(
                 lambda: _timed_run(shard.backend, feed, wanted), deadline_s=deadline_s, modality=modality,
@@ -177,6 +186,7 @@ class Engine:
             raise
         finally:
             shard.in_use -= 1
+            self._asked_s = self._clock()
             self._close_if_unused(shard)
         self._times.ran(sha256, outcome.ms / 1000, items)
         self._ledger.shard_ran(

@@ -5,7 +5,7 @@ as raw buffers (see `agents.wire`). Requests are answered by the message that th
 
 Doors:
 - *enroll* (TLS, no client certificate yet): GetCa, Enroll
-- *control* (mutual TLS, dialled by the agent): Hello, Report from the agent; Prepare, Activate, Release, ShapeLink, Leave to it
+- *control* (mutual TLS, dialled by the agent): Hello, Report from the agent; Prepare, Activate, Release, ProfileBlocks, ShapeLink, Leave to it
 - *bulk* (mutual TLS, dialled by the agent, so that a shard push never delays a report): FetchBlob
 - *peer* (mutual TLS, agent to agent): RunChain, Probe
 """
@@ -231,6 +231,37 @@ class Prepared(Message, frozen=True, kw_only=True, tag="prepared"):
     shards: tuple[ShardReady, ...]
 
 
+class ProfileBlocks(Message, frozen=True, kw_only=True, tag="profile-blocks"):
+    """Time the blocks of a model one by one, while nothing else runs. -> BlocksProfiled; an OverloadedError means: not now."""
+
+    files: tuple[ShardFile, ...]
+    """One per block, in order."""
+    sample_sha256: BlobHash
+    """The model's inputs for one item (a frame in `agents.wire` form)."""
+    items: int = 1
+    """With more than one, the sample is also run repeated that often along its first axis."""
+    budget_s: float = 5.0
+    """Seconds of runs in all; each block runs at least twice."""
+    tight: float = 0.03
+    """Runs of a block end early when their quickest agree within this share."""
+
+
+class BlockTiming(msgspec.Struct, frozen=True, kw_only=True):
+    one_ms: float
+    """A run with one item."""
+    many_ms: float | None
+    """A run with all items; None if only one was asked for."""
+    runs: int
+    spread: float
+
+
+class BlocksProfiled(Message, frozen=True, kw_only=True, tag="blocks-profiled"):
+    blocks: tuple[BlockTiming, ...]
+    provider: str
+    peak_bytes: int
+    """Largest growth of the process while one block was loaded and ran."""
+
+
 class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
@@ -344,5 +375,5 @@ class Probe(Message, frozen=True, kw_only=True, tag="probe"):
 
 AnyMessage = (
     Fault | Done | GetCa | Ca | Enroll | Enrolled | Renew | Hello | Welcome | Report | Prepare | Prepared | Activate | Release
-    | ShapeLink | Leave | FetchBlob | BlobChunk | RunChain | ChainDone | Probe
+    | ProfileBlocks | BlocksProfiled | ShapeLink | Leave | FetchBlob | BlobChunk | RunChain | ChainDone | Probe
 )  # fmt: skip

@@ -7,12 +7,13 @@ import logging
 from contextlib import AsyncExitStack
 from importlib import metadata
 
-from agents.messages import Leave, Report, Route, ShapeLink
+from agents.messages import Hello, Leave, Report, Route, ShapeLink
 from controller.api_keys import ApiKeys
 from controller.clock import Clock, SystemClock
 from controller.cloud import Cloud, JoinOffer
 from controller.contracts import Contracts
 from controller.desired import Desired
+from controller.device_profiles import DeviceProfiles
 from controller.door import AgentDoor
 from controller.embedded_store import EmbeddedStore
 from controller.events import EventLog
@@ -118,11 +119,16 @@ class Controller:
         self.llm = LlmService(self.settings.llm, self.state, self.events, self.clock)
         self._opened.push_async_callback(self.llm.close)
         await self.llm.start()
+        self.profiles = DeviceProfiles(
+            state=self.state, files=self.registry, fleet=self.fleet, desired=self.desired, telemetry=self.telemetry,
+            events=self.events, clock=self.clock, settings=self.settings.profiles, is_moving=lambda: self.loop.is_anything_moving(),
+        )  # fmt: skip
+        await self.profiles.load()
         self.loop = ControlLoop(
             desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis, rollout=self.rollout,
             state=self.state, advisor=self.llm.advisor, events=self.events, clock=self.clock, settings=self.settings.loop,
             on_route=self._on_route, wishes=self.llm.intents.in_force, advised=self.llm.intents.advised,
-            run_parts=PartRunner(self.cloud),
+            run_parts=PartRunner(self.cloud), device_profiles=self.profiles.known,
         )  # fmt: skip
         self.llm.bind(self.loop)
         self.operator_plans = OperatorPlans(desired=self.desired, loop=self.loop)
@@ -133,12 +139,12 @@ class Controller:
         )  # fmt: skip
         self.model_service = ModelService(
             registry=self.registry, directory=self.settings.directory / "models", cache=self.settings.cache, desired=self.desired,
-            loop=self.loop, events=self.events,
+            loop=self.loop, events=self.events, profiles=self.profiles,
         )  # fmt: skip
         self.variant_service = VariantService(self.model_service)
         self.door = AgentDoor(
             state=self.state, ca=self.ca, blobs=self.registry, fleet=self.fleet, telemetry=self.telemetry, clock=self.clock,
-            events=self.events, on_hello=self.loop.said_hello, on_report=self._on_report,
+            events=self.events, on_hello=self._on_hello, on_report=self._on_report,
         )  # fmt: skip
         await self.door.open(self.settings.door.host, self.settings.door.agent_port)
         self._opened.push_async_callback(self.door.close)
@@ -147,6 +153,7 @@ class Controller:
         self._opened.push_async_callback(self.cloud.stop)
         self._tasks = [
             asyncio.create_task(self.loop.run(), name="loop"),
+            asyncio.create_task(self.profiles.run(), name="profiles"),
             asyncio.create_task(self._save_windows(), name="save-windows"),
             asyncio.create_task(self.leadership.keep(), name="leadership"),
             asyncio.create_task(self._start_cloud(), name="cloud"),
@@ -208,6 +215,10 @@ class Controller:
                 log.warning("SLI counters could not be saved: %s", error)
             except Exception:
                 log.exception("the SLI counters stumbled")  # The next round may do better; counting must not end.
+
+    def _on_hello(self, agent: AgentId, hello: Hello) -> None:
+        self.profiles.changed()
+        self.loop.said_hello(agent, hello)
 
     def _on_report(self, agent: AgentId, report: Report) -> None:
         self.slis.fold(report.services, agent)
@@ -351,7 +362,7 @@ class Controller:
 
     def models(self) -> list[ModelOut]:
         """All registered models."""
-        return [model_out(profile) for _, profile in sorted(self.desired.models.items())]
+        return [model_out(profile, self.profiles.of(name)) for name, profile in sorted(self.desired.models.items())]
 
     def service_list(self) -> list[ServiceOut]:
         """All registered services."""

@@ -32,7 +32,7 @@ from controller.state import State
 from controller.telemetry import Telemetry
 from controller.thinking import Thought, think
 from controller.together import RunParts, Together, run_here
-from controller.world import World
+from controller.world import KnownProfiles, World
 from policies.constraints import Rule
 from policies.decide import Keep, Memory
 from policies.decision import Decision, Reason, Trigger
@@ -80,6 +80,7 @@ class ControlLoop:
         advisor: LlmAdvisor, events: EventLog, clock: Clock, settings: LoopSettings, on_route: Callable[[Route], None],
         wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
         advised: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (), run_parts: RunParts | None = None,
+        device_profiles: KnownProfiles = dict,
     ) -> None:  # fmt: skip
         self._desired = desired
         self._fleet = fleet
@@ -95,6 +96,7 @@ class ControlLoop:
         self.world = World(
             desired=desired, fleet=fleet, telemetry=telemetry, clock=clock, settings=settings.scale, wishes=wishes,
             advised=advised,
+            device_profiles=device_profiles,
         )  # fmt: skip
         self._together = Together(run_parts or run_here, settings.scale)
         self._due: deque[ServiceId] = deque()
@@ -133,6 +135,10 @@ class ControlLoop:
     def active_at_s(self, service: ServiceId, epoch: int) -> float | None:
         """When a plan reached the ingresses, if it did since this controller started."""
         return self._service(service).active_at_s.get(epoch)
+
+    def is_anything_moving(self) -> bool:
+        """Whether some plan is being carried out."""
+        return any(state.moving.locked() for state in self._services.values())
 
     def infeasible(self, service: ServiceId) -> str | None:
         """Why no plan keeps the contract on this fleet, None if one does."""

@@ -22,6 +22,17 @@ from sla.errors import InvalidInputError, NotFoundError, TidegateError
 WORK_TIMEOUT_S = 3600.0
 """Examining a model of many gigabytes, or quantising with hundreds of samples, takes its time."""
 _PROGRESS_EVERY_S = 0.3
+_COLUMNS = ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item")
+_TYPE_COLUMNS = (
+    "type of device",
+    "ms, one item",
+    "ms, each further",
+    "memory peak",
+    "runs",
+    "within",
+    "through",
+    "timed on",
+)
 
 
 def model_add(arguments: argparse.Namespace) -> int:
@@ -193,24 +204,46 @@ def model_show(arguments: argparse.Namespace) -> int:
     model = next((m for m in api_of(arguments).get("/v1/models") if m["name"] == arguments.name), None)
     if model is None:
         raise NotFoundError(f"There is no model {arguments.name!r}; list them with: tidegate model list")
+    if arguments.device is not None:
+        model = on_device(model, arguments.device)
     if arguments.svg is not None:
-        Path(arguments.svg).write_text(draw_model(model), encoding="utf-8")
+        where = "one core" if arguments.device is None else model["devices"][0]["device_type"]
+        Path(arguments.svg).write_text(draw_model(model, where), encoding="utf-8")
         print(f"The blocks of {arguments.name} are drawn in {arguments.svg}.")
         return 0
     rows = [
-        (
-            str(number),
-            b["name"],
-            f"{b['fixed_ms']:.2f}",
-            f"{b['per_item_ms']:.2f}",
-            mb_text(b["param_bytes"]),
-            f"{b['cut_bytes_per_item'] / 1024:.0f} KB",
-        )
+        (str(number), b["name"], f"{b['fixed_ms']:.2f}", f"{b['per_item_ms']:.2f}", mb_text(b["param_bytes"]),
+         f"{b['cut_bytes_per_item'] / 1024:.0f} KB")
         for number, b in enumerate(model["blocks"])
-    ]
-    return show(
-        arguments, model, ("#", "block", "ms per run", "ms per item", "weights", "cut after it, per item"), rows
-    )
+    ]  # fmt: skip
+    show(arguments, model, _COLUMNS, rows)
+    if not arguments.json and model["devices"]:
+        print()
+        show(arguments, model, _TYPE_COLUMNS, [_type_row(device) for device in model["devices"]])
+    return 0
+
+
+def on_device(model: dict[str, Any], wanted: str) -> dict[str, Any]:
+    """The model with the times of one type of device, which may be named by how its name begins. Raises NotFoundError, InvalidInputError."""
+    fitting = [device for device in model["devices"] if device["device_type"] == wanted]
+    fitting = fitting or [device for device in model["devices"] if device["device_type"].startswith(wanted)]
+    names = ", ".join(device["device_type"] for device in fitting or model["devices"])
+    if not fitting:
+        raise NotFoundError(f"{model['name']} was not timed on {wanted!r}; it was on: {names or 'none yet'}.")
+    if len(fitting) > 1:
+        raise InvalidInputError(f"{wanted!r} begins several types of devices: {names}.", found=wanted, accepted=names)
+    (device,) = fitting
+    blocks = [block | times for block, times in zip(model["blocks"], device["blocks"], strict=True)]
+    return model | {"blocks": blocks, "devices": [device]}
+
+
+def _type_row(device: dict[str, Any]) -> tuple[str, ...]:
+    fixed, each = (sum(block[name] for block in device["blocks"]) for name in ("fixed_ms", "per_item_ms"))
+    peak = mb_text(device["peak_bytes"]) if device["peak_bytes"] else "-"
+    return (
+        device["device_type"], f"{fixed + each:.1f}", f"{each:.1f}", peak, str(device["runs"]), f"{device['spread']:.0%}",
+        device["provider"], device["agent"],
+    )  # fmt: skip
 
 
 def service_add(arguments: argparse.Namespace) -> int:

@@ -24,6 +24,9 @@ def add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     show.add_argument("name")
     show.add_argument("--json", action="store_true")
     show.add_argument("--svg", metavar="FILE", help="draw them there instead of printing them")
+    show.add_argument(
+        "--device", metavar="TYPE", help="their times on this type of device (its name, or how that begins)"
+    )
     show.set_defaults(run=call("model_show", "model_commands"))
     _variant(actions, call)
     _activations(actions, call)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from controller.desired import Desired
+from controller.device_profiles import DeviceProfiles
 from controller.events import EventLog
 from controller.loop import ControlLoop
 from controller.model_views import DeletedOut, ModelIn
@@ -45,7 +46,8 @@ class ModelService:
     """Every operation on models that the API offers. Owned by the event loop."""
 
     def __init__(
-        self, *, registry: ModelRegistry, directory: Path, cache: Path, desired: Desired, loop: ControlLoop, events: EventLog
+        self, *, registry: ModelRegistry, directory: Path, cache: Path, desired: Desired, loop: ControlLoop, events: EventLog,
+        profiles: DeviceProfiles,
     ) -> None:  # fmt: skip
         self.registry = registry
         self.uploads = Uploads(directory / "uploads")
@@ -56,6 +58,7 @@ class ModelService:
         self._cache = cache
         self._loop = loop
         self._events = events
+        self._profiles = profiles
 
     # --- registering
 
@@ -110,7 +113,8 @@ class ModelService:
         spec, profile, models = await asyncio.to_thread(register, self.progress_of(name))
         async with self.changing:
             await self._replace(spec, models)
-        return model_out(profile)
+        await self._profiles.profile_now(name, models.keys())
+        return model_out(profile, self._profiles.of(profile.name))
 
     def progress_of(self, name: str) -> Say:
         """Tells of a model from any thread, as events."""
@@ -147,6 +151,7 @@ class ModelService:
         changed = [name for name in models if not is_same(models[name], self.desired.models.get(name))]
         await self.desired.put_service(spec, models)
         self._events.add("service", f"Service {spec.id} is registered.", service=spec.id)
+        self._profiles.changed()
         contract = self.contract_of(spec.id)
         if contract is not None:
             self.renew(spec, f"{', '.join(changed[:_MAX_LISTED])} changed", needed=bool(before and changed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from controller.views import (
     BlockOut,
     CalibrationOut,
     DecisionOut,
+    DeviceProfileOut,
     EventOut,
     LinkOut,
     ModelOut,
@@ -33,7 +34,7 @@ from policies.fleet import AgentView, LinkView
 from policies.ids import ModelName
 from policies.plan import WHOLE_AXIS, Plan
 from policies.roofline import DeviceCalibration
-from policies.service import ModelProfile, ServiceSpec
+from policies.service import DeviceProfile, ModelProfile, ServiceSpec
 from sla.budget import Budget
 from sla.window import WindowStatus
 
@@ -204,7 +205,7 @@ def event_out(event: Event) -> EventOut:
     return EventOut(**msgspec.structs.asdict(event))
 
 
-def model_out(profile: ModelProfile) -> ModelOut:
+def model_out(profile: ModelProfile, devices: Mapping[str, DeviceProfile]) -> ModelOut:
     return ModelOut(
         name=profile.name,
         sha256=profile.sha256,
@@ -213,6 +214,7 @@ def model_out(profile: ModelProfile) -> ModelOut:
         split_until=profile.split_until,
         accuracy=profile.accuracy,
         atomic_reason=profile.atomic_reason,
+        devices=[DeviceProfileOut.model_validate(msgspec.to_builtins(device)) for _, device in sorted(devices.items())],
     )
 
 

@@ -101,6 +101,26 @@ class LoopSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSettings:
+    """How models are timed on the types of devices (see `controller.device_profiles`)."""
+
+    budget_s: float = 5.0
+    """Runs of one model on one type; loading and fetching are not counted."""
+    timeout_s: float = 120.0
+    at_once_s: float = 60.0
+    """`model add` waits for the timing of its model at most this long; the rest is done in the background."""
+    look_every_s: float = 5.0
+    settle_s: float = 20.0
+    """The background begins this long after the last agent or model came."""
+    retry_s: float = 60.0
+    """After a failure; it doubles with each."""
+
+    def __post_init__(self) -> None:
+        if min(self.budget_s, self.timeout_s, self.at_once_s, self.look_every_s, self.retry_s) <= 0:
+            raise SettingsError("The times of device profiles must be above 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloudSettings:
     """The Ray side."""
 
@@ -163,5 +183,6 @@ class ControllerSettings:
     door: DoorSettings = field(default_factory=DoorSettings)
     suspicion: SuspicionSettings = field(default_factory=SuspicionSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)
+    profiles: ProfileSettings = field(default_factory=ProfileSettings)
     cloud: CloudSettings = field(default_factory=CloudSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)

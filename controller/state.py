@@ -1,6 +1,6 @@
 """What the centre remembers, typed, over the store. Whatever a method returned from is durable.
 
-Keys: contract/ID, service/ID, model/NAME, agent/ID, token/HASH, key/HASH, plans/SERVICE, window/SERVICE; logs decisions/SERVICE, outcomes/SERVICE.
+Keys: contract/ID, service/ID, model/NAME, profile/MODEL.TYPE, agent/ID, token/HASH, key/HASH, plans/SERVICE, window/SERVICE; logs decisions/SERVICE, outcomes/SERVICE.
 All methods raise StoreUnavailableError when the outcome is unknown: repeat them, each is safe to repeat.
 """
 
@@ -34,7 +34,7 @@ from controller.table import Table
 from policies.decision import Decision
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.plan import Plan
-from policies.service import ModelProfile, ServiceSpec
+from policies.service import DeviceProfile, ModelProfile, ServiceSpec
 from sla.contract import Contract
 from sla.errors import (
     ConflictError,
@@ -68,6 +68,7 @@ class State:
         self._agents = Table(store, "agent", AgentRecord)
         self._tokens = JoinTokens(store)
         self._books = Table(store, "plans", PlanBook)
+        self._device_profiles = Table(store, "profile", DeviceProfile)
         self._api_keys = Table(store, "key", ApiKeyRecord)
 
     # --- contracts
@@ -144,6 +145,14 @@ class State:
     async def delete_model(self, name: str) -> bool:
         """False if there was none."""
         return await self._models.delete(name)
+
+    async def put_device_profile(self, key: str, profile: DeviceProfile) -> None:
+        """Keep what a model takes on a type of device, by whatever names the two."""
+        await self._device_profiles.put(key, profile)
+
+    async def device_profiles(self) -> dict[str, DeviceProfile]:
+        """All of them, also of models that are not registered now."""
+        return await self._device_profiles.all()
 
     # --- agents
 

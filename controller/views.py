@@ -256,6 +256,27 @@ class BlockOut(BaseModel):
     file_bytes: int = 0
 
 
+class BlockTimeOut(BaseModel):
+    fixed_ms: float
+    per_item_ms: float
+
+
+class DeviceProfileOut(BaseModel):
+    """What the blocks of a model take on one type of device."""
+
+    device_type: str
+    blocks: list[BlockTimeOut]
+    provider: str
+    agent: str
+    """On which it was timed."""
+    measured_at_s: float
+    runs: int
+    spread: float
+    """How far the times lie above the quickest runs, relative."""
+    peak_bytes: int
+    """Largest growth of the agent's memory while one block was loaded and ran."""
+
+
 class ModelOut(BaseModel):
     name: str
     sha256: str
@@ -265,6 +286,8 @@ class ModelOut(BaseModel):
     """The first block that mixes items, where that was looked for."""
     accuracy: float
     atomic_reason: str
+    devices: list[DeviceProfileOut] = []
+    """Types of devices on which it was timed."""
 
 
 class ServiceOut(BaseModel):

@@ -26,16 +26,19 @@ from policies.bookings import Bookings, Takes, takes_of
 from policies.constraints import Rule
 from policies.costs import CostModel, PredictSettings
 from policies.fleet import Fleet
-from policies.ids import AgentId, ServiceId
+from policies.ids import AgentId, ModelName, ServiceId
 from policies.learning import Learner
 from policies.limits import usable_bytes
 from policies.neighbourhood import NearSettings, Neighbourhoods, Reach, Spot, involved
+from policies.service import DeviceProfile
 from policies.snapshot import ServiceView, Snapshot
 
 MIN_REQUESTS_FOR_P99 = 20
 LEARN_EVERY_MS = 5_000.0
 LEARN_FROM = 20
 """Services from whose measures is learned at once; on a large fleet they take turns."""
+KnownProfiles = Callable[[], dict[ModelName, dict[str, DeviceProfile]]]
+"""What models take on the types of devices, by model and type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class World:
     def __init__(
         self, *, desired: Desired, fleet: FleetRegistry, telemetry: Telemetry, clock: Clock, settings: ScaleSettings,
         wishes: Callable[[ServiceId], tuple[Rule, ...]], advised: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
+        device_profiles: KnownProfiles = dict,
     ) -> None:  # fmt: skip
         self._desired = desired
         self._fleet = fleet
@@ -62,6 +66,7 @@ class World:
         self._settings = settings
         self._wishes = wishes
         self._advised = advised
+        self._device_profiles = device_profiles
         self._chosen: dict[ServiceId, _Chosen] = {}
         self._places = Neighbourhoods(())
         self._indexed = -1
@@ -167,12 +172,14 @@ class World:
         fleet = books.burdened(self._fleet.view([*self.places.in_zones(zones), *clouds]))
         names = {m for v in services.values() for stage in v.spec.onnx_stages() for m in stage.variants}
         models = {name: self._desired.models[name] for name in sorted(names) if name in self._desired.models}
+        profiles = {name: here for name, here in self._device_profiles().items() if name in models}
         snapshot = Snapshot(
             now_ms=self._clock.now_ms(),
             fleet=fleet,
             models=models,
             services=dict(services),
             learned=self._learner.learned(),
+            device_profiles=profiles,
         )
         return Part(snapshot=snapshot, windows=windows, reach=self._near_settings())
 
@@ -222,7 +229,7 @@ class World:
     def _with(self, fleet: Fleet, services: dict[ServiceId, ServiceView]) -> Snapshot:
         return Snapshot(
             now_ms=self._clock.now_ms(), fleet=fleet, models=self._desired.models, services=services,
-            learned=self._learner.learned(),
+            learned=self._learner.learned(), device_profiles=self._device_profiles(),
         )  # fmt: skip
 
     def _learn(self) -> None:

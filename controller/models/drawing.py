@@ -10,8 +10,8 @@ _ROW, _LEFT, _BAR, _WIDTH = 30, 300, 330, 960
 _TIME, _WEIGHTS, _CUT = "#2f6f9f", "#c9d8e4", "#b4552d"
 
 
-def draw_model(model: Mapping[str, Any]) -> str:
-    """`model` as the API describes it (`views.ModelOut`); a complete SVG document."""
+def draw_model(model: Mapping[str, Any], where: str = "one core") -> str:
+    """`model` as the API describes it (`views.ModelOut`), with the times of the device that `where` names; a complete SVG document."""
     blocks: Sequence[Mapping[str, Any]] = model["blocks"]
     times = [block["fixed_ms"] + block["per_item_ms"] for block in blocks]
     most_ms = max([*times, 1e-9])
@@ -19,7 +19,7 @@ def draw_model(model: Mapping[str, Any]) -> str:
     most_weights = max([*(block["param_bytes"] for block in blocks), 1])
     height = 70 + _ROW * len(blocks)
     axis = model.get("split_axis")
-    title = f"{model['name']}: {len(blocks)} blocks, {sum(times):.1f} ms for one item on one core"
+    title = f"{model['name']}: {len(blocks)} blocks, {sum(times):.1f} ms for one item on {where}"
     title += f", items may be split ({axis} axis)" if axis else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="12">',

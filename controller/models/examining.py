@@ -135,7 +135,7 @@ def _profiles(
     profiles = []
     for block, name in enumerate(cut.names):
         last = block == len(cut.names) - 1
-        fixed_ms, per_item_ms = _line(one_ms[block], many_ms[block] if many_ms else None, items)
+        fixed_ms, per_item_ms = line_through(one_ms[block], many_ms[block] if many_ms else None, items)
         leaving = cut.graph.outputs if last else cut.crossing(block + 1)
         profiles.append(
             BlockProfile(
@@ -173,7 +173,7 @@ def _work(cut: Partition, seen: Observation, block: int, constant: frozenset[int
     )  # fmt: skip
 
 
-def _line(one_ms: float, many_ms: float | None, items: int) -> tuple[float, float]:
+def line_through(one_ms: float, many_ms: float | None, items: int) -> tuple[float, float]:
     """(fixed, per item) through the two measured points; neither is negative."""
     if many_ms is None:
         return 0.0, one_ms

@@ -152,6 +152,18 @@ class ModelRegistry:
                     self._shards[name, record.key, blocks] = shard
             return shard
 
+    def block_files(self, name: str) -> tuple[tuple[ShardFile, ...], BlobHash]:
+        """Every block of a model as a file, in order, and a blob with the inputs of the first item that they read. Raises NotFoundError."""
+        record = self._record(name)
+        files = tuple(self.shard_file(name, Span(at, at + 1)) for at in range(len(record.profile.blocks)))
+        made: set[str] = set()
+        needed: dict[str, None] = {}
+        for file in files:
+            needed |= dict.fromkeys(key for key in file.inputs if key not in made)
+            made.update(file.outputs)
+        trace = self._trace(record)
+        return files, self._blobs.put(encode_tensors({GOLDEN_INPUT + key: trace[key] for key in needed}))
+
     def part(self, name: str, blocks: Span) -> Part:
         """Blocks of a model, to be added as a model of their own. Raises NotFoundError."""
         file = self.shard_file(name, blocks)
