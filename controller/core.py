@@ -396,10 +396,11 @@ class Controller:
         return [decision_out(record) for record in await self.state.tail_decisions(limit, service)]
 
     async def decision_log(self, service: str, limit: int) -> bytes:
-        """The newest decisions of a service with all that they were made from, as a file for `tidegate replay`."""
+        """The newest decisions of a service, the LLM's among them, with all that they were made from, for `tidegate replay`."""
         records = await self.state.tail_decisions(limit, service)
         entries = [Logged(record=r, seen=await self.state.snapshot_of(service, r.id)) for r in records]
-        return await asyncio.to_thread(log_bytes, DecisionLog(entries=tuple(entries)))
+        log = DecisionLog(entries=tuple(entries), exchanges=await self.llm.logged(service, limit))
+        return await asyncio.to_thread(log_bytes, log)
 
     async def rollback(self, service: str) -> int:
         """Run the last good plan again and pin it; its new epoch. Raises NotFoundError, RolloutError."""

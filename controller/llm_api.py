@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from controller.core import Controller
 from controller.llm_views import AdviceOut, IntentIn, IntentOut, LlmReport
@@ -17,15 +15,6 @@ def llm_routes(router: APIRouter, controller: Controller) -> None:
     async def llm_report(service_id: str | None = None) -> LlmReport:
         """The LLM beside the solver: choices, effects, win rate, regret, refusals, tokens, seconds."""
         return controller.llm.report(service_id)
-
-    @router.get("/v1/llm/replay", tags=["llm"])
-    async def llm_replay(service_id: str, limit: int = Query(default=20, ge=1, le=200)) -> list[dict[str, Any]]:
-        """The newest exchanges decided again, without the endpoint."""
-        return [
-            {"id": each.exchange.id, "at_s": each.exchange.at_s, "verdict": each.exchange.verdict, "reason": each.exchange.reason,
-             "same_prompt": each.same_prompt, "same_decision": each.same_decision, "text": each.text}
-            for each in await controller.llm.replay(service_id, limit)
-        ]  # fmt: skip
 
     @router.get("/v1/llm/advice", tags=["llm"])
     async def llm_advice() -> list[AdviceOut]:

@@ -87,13 +87,6 @@ def llm_dismiss(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def llm_replay(arguments: argparse.Namespace) -> int:
-    found = api_of(arguments).get("/v1/llm/replay", service_id=arguments.service, limit=arguments.limit)
-    rows = [(_clock(e["at_s"]), "same" if e["same_decision"] else "DIFFERENT", e["text"]) for e in found]
-    show(arguments, found, ("at", "decided again", "what"), rows)
-    return 0 if all(each["same_decision"] for each in found) else 1
-
-
 def intent_add(arguments: argparse.Namespace) -> int:
     api = api_of(arguments)
     body: dict[str, Any] = {"service_id": arguments.service}

@@ -35,14 +35,11 @@ def add_llm_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     report = actions.add_parser("report", help="choices, effects, win rate, regret, refusals, tokens, seconds")
     report.add_argument("service", nargs="?")
     advice = actions.add_parser("advice", help="what it advises and waits for you to accept (mode advise)")
-    replay = actions.add_parser("replay", help="decide the recorded exchanges again, without the endpoint")
-    replay.add_argument("service")
-    replay.add_argument("--limit", type=whole_number(1), default=20)
     for name in ("accept", "dismiss"):
         action = actions.add_parser(name, help=f"{name} an advice")
         action.add_argument("id")
         action.set_defaults(run=call(f"llm_{name}", "llm_commands"))
-    for action, name in ((report, "report"), (advice, "advice"), (replay, "replay")):
+    for action, name in ((report, "report"), (advice, "advice")):
         action.add_argument("--json", action="store_true")
         action.set_defaults(run=call(f"llm_{name}", "llm_commands"))
 

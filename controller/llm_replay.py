@@ -12,7 +12,7 @@ from policies.llm_judge import Judged, judge
 from policies.llm_reply import Answer
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """The same question, the same replies: did they come to the same?"""
 
     exchange: Exchange
@@ -20,12 +20,15 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     same_decision: bool
     text: str
     """One sentence."""
+    is_gone: bool = False
+    """Its snapshot is not kept any more."""
 
 
-def replayed(exchange: Exchange, snapshot: bytes | None) -> Replayed:
+def replayed(exchange: Exchange, snapshot: bytes | None) -> ReplayedExchange:
     """What the exchange comes to today."""
     if snapshot is None:
-        return _told(exchange, False, False, "its snapshot is not kept any more")
+        told = _told(exchange, False, False, "its snapshot is not kept any more")
+        return msgspec.structs.replace(told, is_gone=True)
     world = snapshot_from(snapshot)
     question = ask(
         world, exchange.service_id, seed=exchange.seed, outcomes=exchange.outcomes, limit=exchange.candidates
@@ -53,5 +56,5 @@ def replayed(exchange: Exchange, snapshot: bytes | None) -> Replayed:
     )
 
 
-def _told(exchange: Exchange, same_prompt: bool, same: bool, text: str) -> Replayed:
-    return Replayed(exchange=exchange, same_prompt=same_prompt, same_decision=same, text=text)
+def _told(exchange: Exchange, same_prompt: bool, same: bool, text: str) -> ReplayedExchange:
+    return ReplayedExchange(exchange=exchange, same_prompt=same_prompt, same_decision=same, text=text)

@@ -10,8 +10,8 @@ from controller.events import EventLog
 from controller.llm import LlmAdvisor
 from controller.llm_intents import Intent, Intents
 from controller.llm_records import Effects, Exchange, LlmLog, Side
-from controller.llm_replay import Replayed, replayed
 from controller.llm_views import AdviceOut, ComparisonOut, IntentIn, IntentOut, LlmReport, RuleIn, SideOut, TimedOut
+from controller.replay import LoggedExchange
 from controller.settings import LlmSettings
 from controller.state import State
 from policies.constraints import Avoid, Bound, KeepPlan, Prefer, Rule, Shift
@@ -92,12 +92,12 @@ class LlmService:
             comparisons=[_comparison(each) for each in recent[-COMPARISONS:]],
         )
 
-    async def replay(self, service: str, limit: int) -> list[Replayed]:
-        """The newest exchanges decided again, without the endpoint; oldest of them first."""
-        return [
-            replayed(exchange, await self.records.snapshot_of(service, exchange.id))
+    async def logged(self, service: str, limit: int) -> tuple[LoggedExchange, ...]:
+        """The newest exchanges with what they were about, for `tidegate replay`; oldest of them first."""
+        return tuple([
+            LoggedExchange(exchange=exchange, seen=await self.records.snapshot_of(service, exchange.id))
             for exchange in await self.records.tail(service, limit)
-        ]
+        ])  # fmt: skip
 
     # --- advice
 

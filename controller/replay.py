@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from controller.llm_records import Exchange
 from controller.records import DecisionRecord
 from controller.snapshots import plain_encoder, typed_decoder
 from policies.admit import plan_faults
@@ -57,10 +58,19 @@ class Logged(msgspec.Struct, frozen=True, kw_only=True):
     """A `SeenWorld`, encoded; None for what an operator did."""
 
 
+class LoggedExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One question to the LLM in a log file."""
+
+    exchange: Exchange
+    seen: bytes | None = None
+    """The snapshot that it was about, encoded; None where it is not kept any more."""
+
+
 class DecisionLog(msgspec.Struct, frozen=True, kw_only=True):
-    """A log file: the decisions of one service or of several, oldest first."""
+    """A log file: the decisions of one service or of several, oldest first, and what the LLM was asked about them."""
 
     entries: tuple[Logged, ...]
+    exchanges: tuple[LoggedExchange, ...] = ()
     version: int = LOG_VERSION
 
 

@@ -1,4 +1,7 @@
-"""`tidegate replay`: makes the decisions of a log again, bit for bit, and lays another policy beside them."""
+"""`tidegate replay`: makes the decisions of a log again, bit for bit, and lays another policy beside them.
+
+What the LLM was asked is decided again too, from its recorded replies and without the endpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.commands import api_of
+from controller.llm_replay import ReplayedExchange
+from controller.llm_replay import replayed as replayed_exchange
 from controller.replay import MAX_LOG_BYTES, Replayed, log_from, replay, same_of
 from policies.decision import Decision
 from sla.errors import InvalidInputError
@@ -21,29 +26,67 @@ def run_replay(arguments: argparse.Namespace) -> int:
     data = _log_data(arguments)
     if arguments.save is not None:
         Path(arguments.save).write_bytes(data)
-    replayed = replay(log_from(data), arguments.policy)
-    same, different, untried = same_of(replayed)
+    log = log_from(data)
+    replayed = replay(log, arguments.policy)
+    asked = [replayed_exchange(each.exchange, each.seen) for each in log.exchanges]
     if arguments.html is not None:
-        Path(arguments.html).write_text(report(replayed, arguments.policy), encoding="utf-8")
+        Path(arguments.html).write_text(report(replayed, arguments.policy, asked), encoding="utf-8")
     if arguments.json:
-        print(json.dumps([_as_json(r) for r in replayed], indent=2))
+        print(json.dumps([*(_as_json(r) for r in replayed), *(_asked_json(each) for each in asked)], indent=2))
     else:
         for entry in replayed:
             _print(entry, arguments.policy)
-        print(f"{same} decided the same again, {different} differently, {untried} cannot be replayed.")
-    return 1 if different else 0
+        for each in asked:
+            print(f"{_when(each.exchange.at_s)}  [{_verdict(each)}]  {_asked_words(each)}")
+        print(_sum(replayed, asked))
+    return 1 if same_of(replayed)[1] or any(_verdict(each) == "DIFFERENT" for each in asked) else 0
 
 
-def report(replayed: Sequence[Replayed], policy: str | None) -> str:
+def _sum(replayed: Sequence[Replayed], asked: Sequence[ReplayedExchange]) -> str:
+    same, different, untried = same_of(replayed)
+    said = f"{same} decided the same again, {different} differently, {untried} cannot be replayed."
+    if not asked:
+        return said
+    verdicts = [_verdict(each) for each in asked]
+    return (
+        f"{said} The LLM's answers: {verdicts.count('the same')} the same, {verdicts.count('DIFFERENT')} different, "
+        f"{verdicts.count('cannot be replayed')} cannot be replayed."
+    )
+
+
+def _verdict(each: ReplayedExchange) -> str:
+    return "cannot be replayed" if each.is_gone else "the same" if each.same_decision else "DIFFERENT"
+
+
+def _asked_words(each: ReplayedExchange) -> str:
+    chosen = each.exchange.llm.what if each.exchange.llm is not None else "no choice"
+    prompt = "" if each.same_prompt or each.is_gone else " (this version would ask in other words)"
+    return f"{each.exchange.service_id}: llm {each.exchange.model}, {chosen}: {each.text}{prompt}"
+
+
+def _asked_json(each: ReplayedExchange) -> dict[str, Any]:
+    return {
+        "id": each.exchange.id, "at_s": each.exchange.at_s, "sentence": _asked_words(each), "llm": each.exchange.verdict,
+        "replayed": not each.is_gone, "same": each.same_decision, "same_prompt": each.same_prompt,
+    }  # fmt: skip
+
+
+def report(replayed: Sequence[Replayed], policy: str | None, asked: Sequence[ReplayedExchange] = ()) -> str:
     """A page that lays what was decided and what another policy would have done side by side."""
     heads = ["when", "decided", "again", "p99", "risk"] + ([escape(policy), "p99", "risk"] if policy else [])
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(r, policy))}</tr>" for r in replayed)
-    same, different, untried = same_of(replayed)
+    questions = "".join(
+        f"<tr><td>{_when(each.exchange.at_s)}</td><td>{escape(_asked_words(each))}</td><td>{_verdict(each)}</td></tr>"
+        for each in asked
+    )
+    table = (
+        f"<h2>What the LLM was asked</h2><table><tr><th>when</th><th>asked</th><th>again</th></tr>{questions}</table>"
+    )
     return (
         "<!doctype html><meta charset=utf-8><title>Replay</title><style>body{font:14px sans-serif;margin:2em}"
         "td,th{border-bottom:1px solid #ddd;padding:4px 8px;text-align:left;vertical-align:top}</style>"
-        f"<h1>Replay</h1><p>{same} decisions came out the same, {different} differently, {untried} cannot be replayed.</p>"
-        f"<table><tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>{rows}</table>\n"
+        f"<h1>Replay</h1><p>{escape(_sum(replayed, asked))}</p>"
+        f"<table><tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>{rows}</table>{table if asked else ''}\n"
     )
 
 

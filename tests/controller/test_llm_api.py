@@ -68,7 +68,6 @@ async def test_the_report_and_the_metrics_without_a_model(api: httpx.AsyncClient
     report = (await api.get("/v1/llm/report")).json()
     assert (report["mode"], report["asked"], report["win_rate"]) == ("off", 0, None)
     assert (await api.get("/v1/llm/advice")).json() == []
-    assert (await api.get("/v1/llm/replay", params={"service_id": "reader"})).json() == []
     controller.llm.advisor.ledger.passed_over("breaker")
     metrics = (await api.get("/metrics")).text
     assert 'tidegate_llm_decisions_total{reason="breaker",verdict="fallback"} 1.0' in metrics

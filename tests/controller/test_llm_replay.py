@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from benchmarks.llm_server import Answer, LlmServer, Script, refuses, says
+from controller.cli import main
 from controller.events import EventLog
 from controller.llm import LlmAdvisor
 from controller.llm_records import LlmLog
 from controller.llm_replay import replayed
+from controller.replay import DecisionLog, LoggedExchange, log_bytes
 from controller.settings import LlmSettings
 from controller.snapshots import snapshot_bytes, snapshot_from
 from controller.state import State
@@ -49,7 +52,9 @@ def snapshot(spec: Any, models: Any, make_plan: Any, make_sla: Any) -> Snapshot:
 
 
 @pytest.mark.parametrize("case", SAID)
-async def test_the_same_is_decided_again(valkey_store: Store, clock: Any, snapshot: Snapshot, case: str) -> None:
+async def test_the_same_is_decided_again(
+    valkey_store: Store, clock: Any, snapshot: Snapshot, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def answer(request: dict[str, Any]) -> Answer:
         return SAID[case](request)
 
@@ -72,7 +77,18 @@ async def test_the_same_is_decided_again(valkey_store: Store, clock: Any, snapsh
     if exchanges[0].verdict != "fallback":
         changed = msgspec.structs.replace(exchanges[0], regret=0.5)
         assert not replayed(changed, snapshot_bytes(snapshot)).same_decision
-    assert not replayed(exchanges[0], None).same_decision
+    assert replayed(exchanges[0], None).is_gone
+    logged = [LoggedExchange(exchange=e, seen=await records.snapshot_of(READER, e.id)) for e in exchanges]
+    log, page = tmp_path / "log", tmp_path / "page.html"
+    log.write_bytes(log_bytes(DecisionLog(entries=(), exchanges=tuple(logged))))
+    assert main(["replay", str(log), "--html", str(page)]) == 0
+    assert "The LLM's answers: 2 the same, 0 different" in capsys.readouterr().out
+    assert "What the LLM was asked" in page.read_text()
+    wrong = msgspec.structs.replace(
+        logged[0], exchange=msgspec.structs.replace(exchanges[0], verdict="won", regret=0.5)
+    )
+    log.write_bytes(log_bytes(DecisionLog(entries=(), exchanges=(wrong,))))
+    assert main(["replay", str(log), "--json"]) == 1
 
 
 def test_a_snapshot_comes_back_as_it_was(snapshot: Snapshot) -> None:
