@@ -12,7 +12,19 @@ from rich.console import Console
 from benchmarks.common import Row, print_rows, rows_as_json
 from sla.errors import TidegateError
 
-NAMES = ("cutting", "hop", "llm", "policies", "prediction", "prediction_live", "sharding", "sla", "solver", "startup")
+NAMES = (
+    "control",
+    "cutting",
+    "hop",
+    "llm",
+    "policies",
+    "prediction",
+    "prediction_live",
+    "sharding",
+    "sla",
+    "solver",
+    "startup",
+)
 """Each is a module of this package with `run(quick: bool) -> list[Row]`."""
 
 

@@ -169,6 +169,11 @@ class ControlLoop:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def idle(self) -> None:
+        """Returns when nothing that a look started is under way any more."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
     def look(self) -> None:
         """One round: update the fleet, then start a step for every service that has none under way."""
         if lost := self._fleet.look():
