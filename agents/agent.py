@@ -45,6 +45,7 @@ from agents.messages import (
     RunChain,
     ShapeLink,
     ShardFile,
+    Tune,
 )
 from agents.peers import PeerPool
 from agents.probes import DeviceProbe
@@ -314,6 +315,9 @@ class Agent:
             case ProfileBlocks(files=files):
                 log.info("profiling %d blocks of %s", len(files), files[0].model if files else "nothing")
                 return await self._profiler.profile(message, self._bulk), {}
+            case Tune():
+                if self._routes.tune(message.service_id, message.epoch, message.version, message.knobs):
+                    log.info("knobs of %s: %s", message.service_id, message.knobs)
             case ShapeLink():
                 self._peers.shape(message)
                 log.info("link to %s is shaped: %s", message.peer or "all", message)
@@ -361,6 +365,7 @@ class Agent:
             queue_depth=self._engine.queue_depth, loaded_bytes=self._engine.loaded_bytes, npu_load=readings.npu_load,
             temperature_c=readings.temperature_c, peers=self._peers.reports(), services=services,
             cached=cached if has_changed else None, faults=faults,
+            memory_bandwidth_use=self._engine.bandwidth.use(calibration.copy_bytes_per_s if calibration else None),
             calibration=calibration if is_new else None,
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ from agents.queue import RunTimes
 from agents.routes import RouteTable, fallback_hops, lane_hops
 from agents.steps import StepContext, run_step
 from policies.ids import AgentId, BlobHash, ServiceId
+from policies.knobs import bounded, knob_key
 from policies.plan import Lane, Span, StagePlan, items_of
 from policies.service import OnnxStage, PythonStage, ServiceSpec
 from sla.errors import (
@@ -225,12 +226,13 @@ class Driver:
         """The stage's graph outputs, the items of all lanes in order."""
         planned = _planned(request.route, stage)
         feed = {graph_name: _tensor(request, name, stage) for graph_name, name in stage.inputs.items()}
+        turned = _turned(request.route, stage)
         if stage.axis is None:
-            return await self._lane(request, stage, planned, planned.lanes[0], feed, items=1)
+            return await self._lane(request, stage, planned, planned.lanes[0], feed | turned, items=1)
         count = _item_count(feed, stage)
         shares = [(lane, items_of(lane.share, count)) for lane in planned.lanes]
         parts = await _all_or_first_error(
-            self._lane(request, stage, planned, lane, _cut(feed, span), items=len(span))
+            self._lane(request, stage, planned, lane, _cut(feed, span) | turned, items=len(span))
             for lane, span in shares
             if len(span) > 0
         )
@@ -322,6 +324,14 @@ def _tensor(request: _Request, name: str, stage: OnnxStage) -> np.ndarray:
     if tensor is None:
         raise ModelError(f"Stage {stage.name} needs the tensor {name!r}, which no earlier stage made.")
     return tensor
+
+
+def _turned(route: Route, stage: OnnxStage) -> dict[str, np.ndarray]:
+    """The stage's knobs as they stand in the request's route."""
+    values = {
+        knob.input: (knob, route.knobs.get(knob_key(stage.name, knob.name), knob.default)) for knob in stage.knobs
+    }
+    return {name: np.array(bounded(knob, value), np.float32) for name, (knob, value) in values.items()}
 
 
 def _item_count(feed: Tensors, stage: OnnxStage) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.backends.base import InferenceBackend
+from agents.bandwidth import BandwidthMeter
 from agents.blobs import BlobCache, BlobSource
 from agents.frames import decode_tensors
 from agents.ledger import Ledger
@@ -79,6 +80,7 @@ class Engine:
         self._loading = asyncio.Lock()
         self._times = RunTimes()
         self._asked_s = -math.inf
+        self.bandwidth = BandwidthMeter(clock)
 
     @property
     def loaded_bytes(self) -> int:
@@ -189,6 +191,7 @@ class Engine:
             self._asked_s = self._clock()
             self._close_if_unused(shard)
         self._times.ran(sha256, outcome.ms / 1000, items)
+        self.bandwidth.ran(shard.file, feed, outcome.outputs, items)
         self._ledger.shard_ran(
             *holder, stage=stage, blocks=blocks, ms=outcome.ms, items=items, provider=shard.backend.provider
         )

@@ -5,7 +5,7 @@ as raw buffers (see `agents.wire`). Requests are answered by the message that th
 
 Doors:
 - *enroll* (TLS, no client certificate yet): GetCa, Enroll
-- *control* (mutual TLS, dialled by the agent): Hello, Report from the agent; Prepare, Activate, Release, ProfileBlocks, ShapeLink, Leave to it
+- *control* (mutual TLS, dialled by the agent): Hello, Report from the agent; Prepare, Activate, Tune, Release, ProfileBlocks, ShapeLink, Leave to it
 - *bulk* (mutual TLS, dialled by the agent, so that a shard push never delays a report): FetchBlob
 - *peer* (mutual TLS, agent to agent): RunChain, Probe
 """
@@ -183,6 +183,8 @@ class Report(Message, frozen=True, kw_only=True, tag="report"):
     npu_load: tuple[float, ...] = ()
     """Per core, [0, 1]; empty where there is none."""
     temperature_c: float | None = None
+    memory_bandwidth_use: float | None = None
+    """Bytes that our shards move per second over what the device was measured to copy; estimated, see `agents.bandwidth`."""
     peers: tuple[PeerReport, ...] = ()
     services: tuple[ServiceReport, ...] = ()
     cached: tuple[BlobHash, ...] | None = None
@@ -206,6 +208,8 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """Sample inputs with the outputs that the whole model gave for them (a frame in `agents.wire` form)."""
     memory_bytes: int = 0
     """What the loaded shard is expected to use."""
+    moved_bytes_per_item: int = 0
+    """Activations that a run reads and writes for one item, counted from shapes; 0 if they were not."""
 
 
 class Prepare(Message, frozen=True, kw_only=True, tag="prepare"):
@@ -275,6 +279,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     addresses: dict[AgentId, Address]
     files: dict[str, ShardFile]
     """Keyed by `file_key`; holds every shard of the plan and the whole model of every fallback."""
+    knobs: dict[str, float] = {}
+    """Values of the service's knobs by `policies.knobs.knob_key`; what is missing has its default."""
+    knobs_version: int = 0
+    """Grows with every change of the knobs."""
 
 
 def file_key(model: str, blocks: Span) -> str:
@@ -286,6 +294,18 @@ class Activate(Message, frozen=True, kw_only=True, tag="activate"):
     """Serve new requests by this route. -> Done; refused if the agent holds a newer epoch of the service."""
 
     route: Route
+
+
+class Tune(Message, frozen=True, kw_only=True, tag="tune"):
+    """Feed these values to requests that come in from now on. -> Done.
+
+    Nothing happens if the agent holds another epoch of the service (its route brings its own values) or newer values.
+    """
+
+    service_id: ServiceId
+    epoch: int
+    version: int
+    knobs: dict[str, float]
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release"):
@@ -374,6 +394,6 @@ class Probe(Message, frozen=True, kw_only=True, tag="probe"):
 
 
 AnyMessage = (
-    Fault | Done | GetCa | Ca | Enroll | Enrolled | Renew | Hello | Welcome | Report | Prepare | Prepared | Activate | Release
+    Fault | Done | GetCa | Ca | Enroll | Enrolled | Renew | Hello | Welcome | Report | Prepare | Prepared | Activate | Tune | Release
     | ProfileBlocks | BlocksProfiled | ShapeLink | Leave | FetchBlob | BlobChunk | RunChain | ChainDone | Probe
 )  # fmt: skip

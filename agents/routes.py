@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from agents.messages import Address, Hop, Route, ShardFile, file_key
 from policies.ids import AgentId, BlobHash, ServiceId, StageName
+from policies.knobs import knobs_of
 from policies.plan import Lane, Span, StagePlan
 from sla.errors import ConflictError, ModelError, NotFoundError
 
@@ -56,11 +58,26 @@ class RouteTable:
                 current_version=held.plan.epoch,
             )
         _check(route)
+        if held is not None and held.plan.epoch == route.plan.epoch and held.knobs_version > route.knobs_version:
+            # The route was made before the knobs were turned, and came after.
+            route = msgspec.structs.replace(route, knobs=held.knobs, knobs_version=held.knobs_version)
         path = _file_of(self._directory, route.spec.id)
         _write_durably(path, msgspec.msgpack.encode(route))
         self._routes[route.spec.id] = route
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def tune(self, service_id: ServiceId, epoch: int, version: int, knobs: Mapping[str, float]) -> bool:
+        """Values for the requests that come in from now on; durable when it returns. False if another epoch or newer values are held."""
+        held = self._routes.get(service_id)
+        if held is None or held.plan.epoch != epoch or version <= held.knobs_version:
+            return False
+        known = {key for key, _, _ in knobs_of(held.spec)}
+        values = {key: value for key, value in knobs.items() if key in known and math.isfinite(value)}
+        tuned = msgspec.structs.replace(held, knobs=values, knobs_version=version)
+        _write_durably(_file_of(self._directory, service_id), msgspec.msgpack.encode(tuned))
+        self._routes[service_id] = tuned
+        return True
 
     def drop(self, service_id: ServiceId, below_epoch: int) -> None:
         """Forget the route of a service if its epoch is below `below_epoch`."""

@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket
 
 from controller.auth import Keys, Role, is_foreign_page, is_loopback_name
 from controller.core import Controller
+from controller.knob_api import knob_routes
 from controller.llm_api import llm_routes
 from controller.metrics import render_metrics
 from controller.model_api import model_routes
@@ -182,6 +183,7 @@ def _routes(controller: Controller) -> APIRouter:
     _plans(router, controller)
     plan_routes(router, controller)
     model_routes(router, controller)
+    knob_routes(router, controller)
     llm_routes(router, controller)
     return router
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
 
@@ -19,6 +20,7 @@ from controller.embedded_store import EmbeddedStore
 from controller.events import EventLog
 from controller.fleet import FleetRegistry, Member
 from controller.gateway import Gateway
+from controller.knobs import Knobs
 from controller.leadership import Leadership
 from controller.llm_service import LlmService
 from controller.loop import ControlLoop
@@ -51,6 +53,7 @@ from controller.views import (
     Applied,
     DecisionOut,
     EventOut,
+    KnobOut,
     LinkShapeIn,
     ModelOut,
     PlanOut,
@@ -82,7 +85,9 @@ class Controller:
         self.fleet = FleetRegistry(self.telemetry, self.clock, self.events, settings.suspicion)
         self.cloud = Cloud(settings.cloud)
         self.gateway = Gateway(self.ca, self.registry, settings.directory / "gateway")
-        self.rollout = Rollout(self.fleet, self.registry, self.gateway, settings.loop)
+        self.rollout = Rollout(
+            self.fleet, self.registry, self.gateway, settings.loop, lambda spec, plan: self.knobs.values(spec, plan)
+        )  # fmt: skip
         self._embedded: EmbeddedStore | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._opened = AsyncExitStack()
@@ -114,6 +119,11 @@ class Controller:
         self.desired = Desired(self.state)
         await self.desired.load()
         self.fleet.restore(await self.state.agents())
+        self.knobs = Knobs(
+            desired=self.desired, state=self.state, fleet=self.fleet, telemetry=self.telemetry, events=self.events,
+            clock=self.clock, tell_own_ingress=self.gateway.tune, look_every_ms=self.settings.loop.look_every_ms,
+        )  # fmt: skip
+        await self.knobs.load()
         self.slis = Slis(self.state, self.clock)
         await self.slis.restore(list(self.desired.specs))
         self.llm = LlmService(self.settings.llm, self.state, self.events, self.clock)
@@ -154,6 +164,7 @@ class Controller:
         self._tasks = [
             asyncio.create_task(self.loop.run(), name="loop"),
             asyncio.create_task(self.profiles.run(), name="profiles"),
+            asyncio.create_task(self.knobs.run(), name="knobs"),
             asyncio.create_task(self._save_windows(), name="save-windows"),
             asyncio.create_task(self.leadership.keep(), name="leadership"),
             asyncio.create_task(self._start_cloud(), name="cloud"),
@@ -366,7 +377,16 @@ class Controller:
 
     def service_list(self) -> list[ServiceOut]:
         """All registered services."""
-        return [service_out(spec) for _, spec in sorted(self.desired.specs.items())]
+        return [service_out(spec, self.knobs.out(spec)) for _, spec in sorted(self.desired.specs.items())]
+
+    def service_knobs(self, service: str) -> list[KnobOut]:
+        """Where a service's knobs stand. Raises NotFoundError."""
+        return self.knobs.out(self.desired.spec(service))
+
+    async def tune(self, service: str, wanted: Mapping[str, float | str]) -> list[KnobOut]:
+        """Turn knobs of a service while it runs; see `Knobs.tune`. Raises NotFoundError, InvalidInputError."""
+        await self.knobs.tune(service, wanted)
+        return self.service_knobs(service)
 
     # --- plans and decisions
 

@@ -45,6 +45,14 @@ class Desired:
         """The service that a contract speaks of, None while it is not registered."""
         return self.specs.get(ServiceId(contract.service_name))
 
+    def spec(self, service: str) -> ServiceSpec:
+        """A registered service. Raises NotFoundError."""
+        spec = self.specs.get(ServiceId(service))
+        if spec is None:
+            known = ", ".join(sorted(self.specs)) or "none yet"
+            raise NotFoundError(f"There is no service {service!r}; there are: {known}.")
+        return spec
+
     def book(self, service: str) -> PlanBook:
         """The plans of a service; an empty book if there are none."""
         return self.books.get(ServiceId(service)) or PlanBook()

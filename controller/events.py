@@ -11,7 +11,7 @@ from controller.clock import Clock
 
 EventKind = Literal[
     "agent-enrolled", "agent-live", "agent-suspect", "agent-lost", "agent-draining", "agent-fault", "contract", "service",
-    "decision", "rollout", "rollout-failed", "plan-active", "cloud", "llm", "link", "loop-fault", "sla-alert", "model",
+    "decision", "rollout", "rollout-failed", "plan-active", "cloud", "llm", "link", "loop-fault", "sla-alert", "model", "knob",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from agents.driver import Driver, Result
 from agents.identity import CONTROLLER_ID
 from agents.ledger import Ledger
-from agents.messages import ChainDone, Route, RunChain, ServiceReport
+from agents.messages import ChainDone, Route, RunChain, ServiceReport, Tune
 from agents.peers import PeerPool
 from agents.routes import RouteTable
 from agents.wire import decode_tensors
@@ -79,6 +79,10 @@ class Gateway:
     def serve(self, route: Route) -> None:
         """Requests to the controller's own ingress follow this route."""
         self._routes.activate(route)
+
+    def tune(self, message: Tune) -> None:
+        """Requests to the controller's own ingress are fed these values from now on."""
+        self._routes.tune(message.service_id, message.epoch, message.version, message.knobs)
 
     def drop(self, service: ServiceId) -> None:
         """Serve it no longer."""

@@ -110,7 +110,7 @@ def _variant_lines(base: str, variant: dict[str, Any]) -> Iterator[str]:
     how = _MEASURED_BY[variant["measured_by"]].format(base=base)
     yield f"Variant {variant['name']} registered: accuracy {variant['accuracy']:.4f}, {how}."
     if variant["cache_ratio"] is not None:
-        yield f"Its caches have {variant['cache_ratio']:.2f} of the bytes; keep_ratio is an input of the service {variant['name']}."
+        yield f"Its caches have {variant['cache_ratio']:.2f} of the bytes; turn it with: tidegate service tune {variant['name']} model.keep=0.6"
         return
     differs = "" if variant["difference"] is None else f", largest relative difference {variant['difference']:.2g}"
     yield (
@@ -250,9 +250,3 @@ def service_add(arguments: argparse.Namespace) -> int:
     service = api_of(arguments).post("/v1/services", json={"builtin": arguments.name}, timeout_s=900)
     print(f"Service {service['id']} registered: {' -> '.join(stage['name'] for stage in service['stages'])}")
     return 0
-
-
-def service_list(arguments: argparse.Namespace) -> int:
-    services = api_of(arguments).get("/v1/services")
-    rows = [(s["id"], " -> ".join(stage["name"] for stage in s["stages"])) for s in services]
-    return show(arguments, services, ("service", "stages"), rows)

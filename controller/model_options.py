@@ -116,7 +116,17 @@ def _services(commands: argparse._SubParsersAction[argparse.ArgumentParser], cal
     builtin.set_defaults(run=call("service_add", "model_commands"))
     services = actions.add_parser("list", help="registered services")
     services.add_argument("--json", action="store_true")
-    services.set_defaults(run=call("service_list", "model_commands"))
+    services.set_defaults(run=call("service_list", "service_commands"))
+    look = actions.add_parser("show", help="a service's interface and its knobs")
+    look.add_argument("service")
+    look.add_argument("--json", action="store_true")
+    look.set_defaults(run=call("service_show", "service_commands"))
+    tune = actions.add_parser("tune", help="turn knobs while requests run; nothing is loaded again")
+    tune.add_argument("service")
+    tune.add_argument(
+        "knobs", nargs="+", metavar="STAGE.KNOB=VALUE", help="a number, or auto: follow the memory bandwidth"
+    )
+    tune.set_defaults(run=call("service_tune", "service_commands"))
 
 
 def _share(text: str) -> float:

@@ -19,6 +19,7 @@ from controller.views import (
     DecisionOut,
     DeviceProfileOut,
     EventOut,
+    KnobOut,
     LinkOut,
     ModelOut,
     PlanOut,
@@ -218,9 +219,11 @@ def model_out(profile: ModelProfile, devices: Mapping[str, DeviceProfile]) -> Mo
     )
 
 
-def service_out(spec: ServiceSpec) -> ServiceOut:
+def service_out(spec: ServiceSpec, knobs: Sequence[KnobOut] = ()) -> ServiceOut:
     data = msgspec.to_builtins(spec)
-    return ServiceOut(id=spec.id, stages=data["stages"], inputs=data["inputs"], outputs=data["outputs"])
+    return ServiceOut(
+        id=spec.id, stages=data["stages"], inputs=data["inputs"], outputs=data["outputs"], knobs=list(knobs)
+    )  # fmt: skip
 
 
 def sla_out(

@@ -117,6 +117,24 @@ class PlanBook(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, history=tuple(r for r in history if r.plan.epoch not in dropped))
 
 
+class KnobSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wanted of one knob."""
+
+    value: float
+    """As set; with `auto`, where it stands now."""
+    auto: bool = False
+    """It follows the use of the memory bandwidth."""
+
+
+class KnobBook(msgspec.Struct, frozen=True, kw_only=True):
+    """The knobs of one service; those that nobody set are missing."""
+
+    version: int = 0
+    """Grows with every change, so that ingresses know which values are newer."""
+    settings: dict[str, KnobSetting] = {}
+    """By `policies.knobs.knob_key`."""
+
+
 class DecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the decision log. The snapshot that it was made from is kept beside it (see `State.snapshot_of`)."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,9 @@ class ShardFiles(Protocol):
     def shard_file(self, name: ModelName, blocks: Span) -> ShardFile: ...
 
 
+KnobValues = Callable[[ServiceSpec, Plan], tuple[dict[str, float], int]]
+
+
 class Canary(Protocol):
     """Runs one sample request under a route that nobody else uses yet."""
 
@@ -62,11 +66,16 @@ class RolledOut:
 class Rollout:
     """Carries plans out. Holds no state of its own: the store has the running plan, the agents have their shards."""
 
-    def __init__(self, fleet: FleetRegistry, files: ShardFiles, canary: Canary, settings: LoopSettings) -> None:
+    def __init__(
+        self, fleet: FleetRegistry, files: ShardFiles, canary: Canary, settings: LoopSettings,
+        knobs: KnobValues = lambda spec, plan: ({}, 0),
+    ) -> None:  # fmt: skip
+        """`knobs` tells the values of a service's knobs under a plan, and their version."""
         self._fleet = fleet
         self._files = files
         self._canary = canary
         self._settings = settings
+        self._knobs = knobs
 
     async def stage(self, spec: ServiceSpec, plan: Plan, *, running_epoch: int = 0) -> RolledOut:
         """Load, warm up and prove the plan without serving by it. Raises RolloutError; `abandon` it then.
@@ -91,8 +100,7 @@ class Rollout:
         for agent in failed.keys() & plan.agents():
             raise RolloutError(f"{agent} could not prepare its shards: {failed[agent]}")
         plan, dropped = _without_fallbacks(plan, frozenset(failed))
-        route = Route(spec=spec, plan=plan, addresses=self._fleet.addresses(), files=files)
-        return RolledOut(route, fetched, dropped)
+        return RolledOut(self._route(spec, plan, files), fetched, dropped)
 
     async def prove(self, route: Route) -> None:
         """Run the service's sample request end to end under the new route. Raises RolloutError."""
@@ -128,7 +136,13 @@ class Rollout:
     def route(self, spec: ServiceSpec, plan: Plan) -> Route:
         """The route of a plan as the fleet's addresses are now. May take seconds when shard files must be made."""
         _, files = self._needed(plan)
-        return Route(spec=spec, plan=plan, addresses=self._fleet.addresses(), files=files)
+        return self._route(spec, plan, files)
+
+    def _route(self, spec: ServiceSpec, plan: Plan, files: dict[str, ShardFile]) -> Route:
+        values, version = self._knobs(spec, plan)
+        return Route(
+            spec=spec, plan=plan, addresses=self._fleet.addresses(), files=files, knobs=values, knobs_version=version
+        )  # fmt: skip
 
     async def release(self, service: ServiceId, below_epoch: int) -> None:
         """Let agents unload what only older epochs needed; best effort, repeated with the next plan."""

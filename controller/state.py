@@ -1,6 +1,6 @@
 """What the centre remembers, typed, over the store. Whatever a method returned from is durable.
 
-Keys: contract/ID, service/ID, model/NAME, profile/MODEL.TYPE, agent/ID, token/HASH, key/HASH, plans/SERVICE, window/SERVICE; logs decisions/SERVICE, outcomes/SERVICE.
+Keys: contract/ID, service/ID, model/NAME, profile/MODEL.TYPE, agent/ID, token/HASH, key/HASH, plans/SERVICE, knobs/SERVICE, window/SERVICE; logs decisions/SERVICE, outcomes/SERVICE.
 All methods raise StoreUnavailableError when the outcome is unknown: repeat them, each is safe to repeat.
 """
 
@@ -18,6 +18,7 @@ from controller.records import (
     AgentRecord,
     ApiKeyRecord,
     DecisionRecord,
+    KnobBook,
     OutcomeNote,
     PlanBook,
     PlanRecord,
@@ -69,6 +70,7 @@ class State:
         self._tokens = JoinTokens(store)
         self._books = Table(store, "plans", PlanBook)
         self._device_profiles = Table(store, "profile", DeviceProfile)
+        self._knobs = Table(store, "knobs", KnobBook)
         self._api_keys = Table(store, "key", ApiKeyRecord)
 
     # --- contracts
@@ -133,6 +135,14 @@ class State:
     async def delete_service(self, service: str) -> bool:
         """False if there was none."""
         return await self._services.delete(service)
+
+    async def put_knobs(self, service: str, book: KnobBook) -> None:
+        """Store where a service's knobs stand."""
+        await self._knobs.put(service, book, fence=self.fence)
+
+    async def knob_books(self) -> dict[ServiceId, KnobBook]:
+        """The knobs of all services where one was ever turned."""
+        return {ServiceId(name): book for name, book in (await self._knobs.all()).items()}
 
     async def put_model(self, profile: ModelProfile) -> None:
         """Store or replace a model's profile."""

@@ -33,7 +33,7 @@ EPOCHS_KEPT = 64
 
 _AGENT_COLUMNS = (
     "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "foreign", "memory_free_bytes", "loaded_bytes", "queue_depth",
-    "temperature_c", "closed_ms",
+    "temperature_c", "closed_ms", "bandwidth_use",
 )  # fmt: skip
 _LINK_COLUMNS = ("seen_ms", "rtt_ms", "jitter_ms", "bandwidth_bytes_per_s", "broken", "reports", "reports_up")
 LINK_PRIOR = (1.2, 12_000.0)
@@ -170,6 +170,7 @@ class Telemetry:
             loaded_bytes=self._bounded(report.loaded_bytes, 0.0, 1e15),
             queue_depth=self._bounded(report.queue_depth, 0.0, 1e6),
             temperature_c=self._bounded(report.temperature_c, -60.0, 200.0),
+            bandwidth_use=self._bounded(report.memory_bandwidth_use, 0.0, 1.0),
         )
         for peer in report.peers:
             if ">" in peer.peer:

@@ -101,7 +101,7 @@ class VariantService:
             pruned_cache, self._registry, base, samples, keep=how.keep, protect=how.protect
         )
         accuracy = self._registry.profile(base).accuracy * pruned.fidelity
-        given = Given(pruned.sample, None, accuracy)
+        given = Given(pruned.sample, None, accuracy, pruned.knobs)
         await self._models.serve(
             name, lambda say: single_stage_service(self._registry, name, pruned.content, say, given)
         )

@@ -290,11 +290,32 @@ class ModelOut(BaseModel):
     """Types of devices on which it was timed."""
 
 
+class KnobOut(BaseModel):
+    """Something that is turned while requests run."""
+
+    key: str
+    """STAGE.KNOB"""
+    value: float
+    """What ingresses feed now."""
+    auto: bool
+    """It follows the use of the memory bandwidth."""
+    default: float
+    low: float
+    high: float
+    better: str
+    """The end (`high` or `low`) at which the model is most accurate."""
+    limit: float
+    """How far from that end the contract's accuracy floor allows."""
+    bandwidth_use: float | None
+    """Of the busiest agent that runs the stage, [0, 1], estimated; None while nobody reported it."""
+
+
 class ServiceOut(BaseModel):
     id: str
     stages: list[dict[str, Any]]
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
+    knobs: list[KnobOut] = []
 
 
 class LinkShapeIn(BaseModel):

@@ -9,11 +9,13 @@ import msgspec
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
 
-Trigger = Literal["contract", "agent-lost", "agent-joined", "risk", "better-plan", "operator", "link", "start"]
+Trigger = Literal[
+    "contract", "agent-lost", "agent-joined", "risk", "better-plan", "operator", "link", "start", "bandwidth"
+]
 ReasonCode = Literal[
     "cover", "unknown-agent", "agent-not-live", "memory", "shard-size", "privacy", "accuracy", "zone", "stale", "throughput",
     "score-worse", "flap-budget", "dwell", "gain-too-small", "not-agreed", "pinned", "no-candidate", "malformed",
-    "llm-unavailable", "llm-late", "risk", "agent-lost", "better", "first-plan", "operator",
+    "llm-unavailable", "llm-late", "risk", "agent-lost", "better", "first-plan", "operator", "knob",
 ]  # fmt: skip
 
 

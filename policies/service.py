@@ -52,6 +52,8 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     """The first block that mixes items: those before it were proven to act item by item. None if that was not looked for."""
     shard_limit_bytes: int = 0
     """No file of its blocks may be larger, so it must be placed as several shards; 0 if all of it fits into one file."""
+    knobs: dict[str, tuple[tuple[float, float], ...]] = {}
+    """Graph input of a knob -> (value, share of the accuracy that is kept there), as measured."""
     timed_on: DeviceCalibration | None = None
     """Speeds of the machine on which the blocks were timed, measured then; None if they were not."""
 
@@ -82,6 +84,24 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Largest growth of the agent's memory while one block was loaded and ran; 0 if it was not seen."""
 
 
+class Knob(msgspec.Struct, frozen=True, kw_only=True):
+    """A float32 scalar input of a stage's graphs that is turned while requests run: the ingress feeds it, not the client."""
+
+    name: str
+    input: str
+    """Name of the graph input; every variant of the stage has it."""
+    default: float
+    low: float
+    high: float
+    better: Literal["high", "low"] = "high"
+    """The end at which the model is most accurate."""
+
+    @property
+    def prunes(self) -> bool:
+        """Whether it is a share that is kept (or dropped), which may follow the memory bandwidth."""
+        return 0.0 <= self.low < self.high <= 1.0
+
+
 class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):
     """Runs one of several interchangeable models."""
 
@@ -101,6 +121,9 @@ class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):
     """How values travel between its shards; anything but fp32 costs accuracy, see `kept_accuracy`."""
     kept_accuracy: dict[ModelName, float] = {}
     """What the format of the activations leaves of a variant's accuracy, as measured, in [0, 1]; all of it where nothing is noted."""
+
+    knobs: tuple[Knob, ...] = ()
+    """What can be turned without loading anything again."""
 
     def accuracy(self, model: ModelProfile) -> float:
         """Accuracy of a variant in this stage. Counted also where a plan cuts nowhere, so it errs on the low side."""

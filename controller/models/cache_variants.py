@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from controller.models.cache_accuracy import decodings_of, keep_curve
 from controller.models.graph import build_graph, read_file, read_model
-from controller.models.kv_cache import KEEP_RATIO, cached_attention, prune_cache
+from controller.models.kv_cache import KEEP_RATIO, CachedAttention, cached_attention, past_inputs, prune_cache
 from controller.models.registry import ModelRegistry
 from controller.models.samples import check_sample
 from controller.models.sessions import Arrays, open_session, run
 from controller.models.variants import fidelity_of
 from sla.errors import ModelError, NotFoundError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class CachePruning:
     """Of everything kept to the base, by mean cosine: what pruning itself changes in this call, which should be nothing."""
     cosine: float
     difference: float
+    knobs: dict[str, tuple[tuple[float, float], ...]]
+    """What each keep ratio leaves of the accuracy; empty where the caches do not grow from inputs, so that it could not be measured."""
     cache_ratio: float
     """Bytes of the caches that come out at `keep` over those that come out of the base."""
     size_ratio: float
@@ -58,4 +65,19 @@ def pruned_cache(
         after += sum(array.nbytes for array in kept.values())
     fidelity, cosine, worst = fidelity_of(pairs, class_scores=False)
     full = {**check_sample(graph, samples[0], base), KEEP_RATIO: np.array(1, np.float32)}
-    return CachePruning(content, full, fidelity, cosine, worst, after / max(before, 1), len(content) / len(original))
+    knobs = _knobs(model, layers, samples, one, other, base)
+    return CachePruning(
+        content, full, fidelity, cosine, worst, knobs, after / max(before, 1), len(content) / len(original)
+    )  # fmt: skip
+
+
+def _knobs(
+    model: Any, layers: Sequence[CachedAttention], samples: Sequence[Arrays], one: Any, other: Any, base: str
+) -> dict[str, tuple[tuple[float, float], ...]]:
+    try:
+        past = past_inputs(model, layers)
+        return {KEEP_RATIO: keep_curve(one, other, past, decodings_of(samples, past), base)}
+    except ModelError as error:
+        # A decoder whose caller keeps a mask or positions by entry cannot be decoded here; it still can be pruned.
+        _log.warning("what a keep ratio of %s costs could not be measured: %s", base, error)
+        return {}

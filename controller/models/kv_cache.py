@@ -92,6 +92,23 @@ def cached_attention(model: Any) -> list[CachedAttention]:
     return [CachedAttention(_weights_of(key, producer, readers), key, key.replace("key", "value")) for key in keys]
 
 
+def past_inputs(model: Any, layers: Sequence[CachedAttention]) -> dict[str, str]:
+    """Cache output -> the input that it grows from, and that takes it at the next step. Raises ModelError if a cache grows from no input."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = {value.name for value in model.graph.input} - weights
+    producer = {name: node for node in model.graph.node for name in node.output}
+    return {name: _grown_from(name, inputs, producer) for layer in layers for name in (layer.key, layer.value)}
+
+
+def _grown_from(cache: str, inputs: set[str], producer: dict[str, Any]) -> str:
+    source = cache
+    while source not in inputs and source in producer and producer[source].op_type in ("Identity", "Concat"):
+        source = producer[source].input[0]  # the past stands before what is new
+    if source not in inputs:
+        raise ModelError(f"The cache output {cache!r} grows from no input of the model.", found=cache)
+    return source
+
+
 def _weights_of(key: str, producer: dict[str, Any], readers: dict[str, list[Any]]) -> str:
     source = key
     while source in producer and producer[source].op_type == "Identity":

@@ -96,13 +96,15 @@ class ModelRegistry:
         axis: Axis | None = None,
         samples: Mapping[str, np.ndarray[Any, Any]] | None = None,
         accuracy: float = 1.0,
+        knobs: Mapping[str, tuple[tuple[float, float], ...]] | None = None,
         transform: Transform | None = None,
         progress: Progress = lambda sentence: None,
     ) -> ModelProfile:
         """Examine a model and keep it under `name`; replaces what had the name. Takes seconds, or milliseconds if it is known.
 
         `axis` is what axis 0 of its inputs means, to be split if the items are proven independent; `samples` are inputs with a few
-        different items (generated if not given); `accuracy` is the share of right answers. Raises ModelError; then nothing changes.
+        different items (generated if not given); `accuracy` is the share of right answers, `knobs` what was measured of inputs that are
+        knobs (see `ModelProfile.knobs`). Raises ModelError; then nothing changes.
         """
         if _NAME.fullmatch(name) is None:
             raise ModelError(
@@ -120,8 +122,10 @@ class ModelRegistry:
             known = self._records.get(name)
             if known is None or known.key != key or not self._is_reusable(known):
                 known = self._examine(name, path_or_bytes, key, axis, samples, transform, progress)
-            if known.profile.accuracy != accuracy or known is not self._records.get(name):
-                profile = msgspec.structs.replace(known.profile, accuracy=accuracy)
+            profile = msgspec.structs.replace(
+                known.profile, accuracy=accuracy, knobs=known.profile.knobs if knobs is None else dict(knobs)
+            )
+            if profile != known.profile or known is not self._records.get(name):
                 self._keep(msgspec.structs.replace(known, profile=profile))
             return self._records[name].profile
 
@@ -241,7 +245,8 @@ class ModelRegistry:
         inputs = cut.graph.inputs if whole else part.inputs
         golden = {GOLDEN_INPUT + key: trace[key] for key in inputs}
         golden |= {GOLDEN_OUTPUT + key: trace[key] for key in part.outputs}
-        weights = sum(block.param_bytes for block in profile.blocks[blocks.start : blocks.stop])
+        inside = profile.blocks[blocks.start : blocks.stop]
+        weights = sum(block.param_bytes for block in inside)
         return ShardFile(
             model=profile.name,
             blocks=blocks,
@@ -251,6 +256,7 @@ class ModelRegistry:
             outputs=part.outputs,
             golden_sha256=self._blobs.put(encode_tensors(golden)),
             memory_bytes=weights + profile.activation_bytes,
+            moved_bytes_per_item=int(sum(block.work.moved_bytes for block in inside if block.work is not None)),
         )
 
     def _cut(self, record: Record) -> tuple[Partition, bytes]:

@@ -6,15 +6,20 @@ Usually it has one stage. Where the graph acts item by item only up to some bloc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import onnx
 
-from controller.models.graph import read_file
+from controller.models.cache_accuracy import KEEP_KNOB
+from controller.models.graph import build_graph, read_file, read_model
+from controller.models.kv_cache import KEEP_RATIO, KEPT_ENTRIES
 from controller.models.packages import Progress
 from controller.models.registry import ModelRegistry
-from controller.models.samples import likely_axis
+from controller.models.samples import generate_sample, likely_axis
 from controller.models.sessions import Arrays
 from policies.ids import ModelName, ServiceId, StageName
 from policies.plan import Span
@@ -38,6 +43,8 @@ class Given:
     sample: Arrays | None = None
     axis: Axis | None = None
     accuracy: float = 1.0
+    knobs: Mapping[str, tuple[tuple[float, float], ...]] | None = None
+    """See `ModelProfile.knobs`."""
 
 
 def single_stage_service(
@@ -53,12 +60,8 @@ def single_stage_service(
     """
     data = source if isinstance(source, bytes) else read_file(source)
     profile, axis = _examined(registry, name, source, data, progress, given or Given())
-    model = onnx.load_from_string(data)
-    weights = {initializer.name for initializer in model.graph.initializer}
-    inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
-    outputs = tuple(_spec(value) for value in model.graph.output)
-    read, written = tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs)
-    stages: tuple[OnnxStage, ...] = (_stage("model", name, read, written, profile.split_axis),)
+    spec = service_of(profile, data)
+    stages, written = spec.onnx_stages(), tuple(output.name for output in spec.outputs)
     profiles = {name: profile}
     until = profile.split_until or 0
     is_one_file = profile.shard_limit_bytes == 0
@@ -70,7 +73,30 @@ def single_stage_service(
     ):
         progress(f"the items of {name} mix in block {profile.blocks[until].name}: it becomes two stages")
         stages, profiles = _gathered(registry, profile, axis, written)
-    return ServiceSpec(id=ServiceId(name), inputs=inputs, outputs=outputs, stages=stages), profile, profiles
+    return msgspec.structs.replace(spec, stages=stages), profile, profiles
+
+
+def service_of(profile: ModelProfile, data: bytes) -> ServiceSpec:
+    """A service of one stage around a registered model; `data` is its file.
+
+    What a decoder with a pruned cache keeps is a knob of the service and no tensor that clients send.
+    """
+    graph = onnx.load_from_string(data).graph
+    weights = {initializer.name for initializer in graph.initializer}
+    knobs = (KEEP_KNOB,) if _is_cache_pruned(graph) else ()
+    fed = weights | {knob.input for knob in knobs}
+    inputs = tuple(_spec(value) for value in graph.input if value.name not in fed)
+    outputs = tuple(_spec(value) for value in graph.output)
+    read, written = (tuple(spec.name for spec in specs) for specs in (inputs, outputs))
+    stage = msgspec.structs.replace(_stage("model", profile.name, read, written, profile.split_axis), knobs=knobs)
+    return ServiceSpec(id=ServiceId(profile.name), inputs=inputs, outputs=outputs, stages=(stage,))
+
+
+def _is_cache_pruned(graph: onnx.GraphProto) -> bool:
+    """Whether `kv_cache.prune_cache` made it."""
+    return any(value.name == KEEP_RATIO for value in graph.input) and any(
+        value.name == KEPT_ENTRIES for value in graph.output
+    )
 
 
 def _examined(
@@ -80,11 +106,12 @@ def _examined(
 
     def add(axis: Axis | None) -> ModelProfile:
         return registry.add(
-            name, source, axis=axis, samples=given.sample, accuracy=given.accuracy, progress=progress
+            name, source, axis=axis, samples=sample, accuracy=given.accuracy, knobs=given.knobs, progress=progress
         )  # fmt: skip
 
+    sample = given.sample or _unpruned_sample(name, source, data)
     axis = given.axis or likely_axis(data)
-    if given.sample is not None and any(array.ndim == 0 for array in given.sample.values()):
+    if sample is not None and any(array.ndim == 0 for array in sample.values()):
         axis = None  # A single number has no items.
     if axis is not None:
         try:
@@ -92,6 +119,16 @@ def _examined(
         except ModelError as error:
             progress(f"{name} does not run on several items ({error}); it is looked at with one")
     return add(None), None
+
+
+def _unpruned_sample(name: ModelName, source: bytes | Path, data: bytes) -> Arrays | None:
+    """For a decoder with a pruned cache: everything is kept, so that its golden outputs do not hang on close scores. None for others."""
+    if KEEP_RATIO.encode() not in data:
+        return None
+    model = read_model(source, name)[0]
+    if not _is_cache_pruned(model.graph):
+        return None
+    return {**generate_sample(build_graph(model, name), 1, name), KEEP_RATIO: np.array(KEEP_KNOB.high, np.float32)}
 
 
 def _gathered(

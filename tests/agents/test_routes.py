@@ -10,6 +10,7 @@ import pytest
 from agents.messages import Address
 from agents.routes import RouteTable, fallback_hops, files_for, lane_hops, pinned_blobs
 from policies.plan import Span
+from policies.service import Knob
 from sla.errors import ModelError, NotFoundError
 
 
@@ -81,3 +82,23 @@ async def test_the_last_hop_answers_what_the_stage_wants(route):
     assert (first.outputs, last.outputs, last.inputs) == (("h",), ("y", "extra"), ("h", "x"))
     (whole,) = fallback_hops(route, planned, "one", ("y",))
     assert (whole.blocks, whole.agent, whole.address) == (Span(0, 2), "one", Address("h1", 1))
+
+
+async def test_knobs_are_turned_under_the_same_epoch_and_survive_a_restart(route, tmp_path):
+    knob = Knob(name="keep", input="keep_ratio", default=1.0, low=0.1, high=1.0)
+    stage = msgspec.structs.replace(route.spec.stages[0], knobs=(knob,))
+    route = msgspec.structs.replace(route, spec=msgspec.structs.replace(route.spec, stages=(stage,)), knobs_version=2)
+    key = f"{stage.name}.keep"
+    table = RouteTable(tmp_path)
+    assert not table.tune("tiny-service", 3, 3, {key: 0.5}), "not served here"
+    table.activate(route)
+    assert table.tune("tiny-service", 3, 5, {key: 0.5, "no.knob": 1.0})
+    assert not table.tune("tiny-service", 3, 4, {key: 0.9}), "an older order that came late"
+    assert not table.tune("tiny-service", 4, 9, {key: 0.9}), "that epoch's route brings its own values"
+    assert table.current("tiny-service").knobs == {key: 0.5}
+    assert RouteTable(tmp_path).current("tiny-service").knobs == {key: 0.5}
+    table.activate(route)  # made before the knob was turned, came after
+    assert table.current("tiny-service").knobs == {key: 0.5}
+    newer = msgspec.structs.replace(route, plan=msgspec.structs.replace(route.plan, epoch=4), knobs={key: 0.7})
+    table.activate(newer)
+    assert table.current("tiny-service").knobs == {key: 0.7}

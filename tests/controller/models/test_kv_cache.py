@@ -7,53 +7,29 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
-from benchmarks.vlm import Builder
-from controller.models.kv_cache import KEEP_RATIO, KEPT_ENTRIES, CachedAttention, cached_attention, prune_cache
+from benchmarks.cached_decoder import build_decoder
+from controller.models.kv_cache import (
+    KEEP_RATIO,
+    KEPT_ENTRIES,
+    CachedAttention,
+    cached_attention,
+    past_inputs,
+    prune_cache,
+)
 from controller.models.sessions import Arrays, open_session, run
 from sla.errors import ModelError
 
-WIDTH, HEADS, LAYERS = 64, 4, 2
-CACHE = [f"{kind}.{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
+WIDTH, HEADS = 64, 4
+
+
+DECODER = build_decoder()
+CACHE, LAYER_NAMES = DECODER.cache, list(DECODER.layers)
 
 
 @pytest.fixture(scope="module")
 def decoder() -> Any:
-    """x [N, S, width] with `past.key.L`, `past.value.L` [N, heads, P, width / heads] -> y and the grown caches."""
-    b = Builder(WIDTH, np.random.default_rng(4))
-    x = "x"
-    for layer in range(LAYERS):
-        name = f"/decoder/layer.{layer}"
-        normed = b.norm(x, f"{name}/norm")
-        query = b.heads(b.linear(normed, f"{name}/q_proj", WIDTH, WIDTH), f"{name}/q", [0, 2, 1, 3])
-        grown = {}
-        for kind in ("key", "value"):
-            new = b.heads(b.linear(normed, f"{name}/{kind}_proj", WIDTH, WIDTH), f"{name}/{kind}", [0, 2, 1, 3])
-            joined = b.op("Concat", [f"past.{kind}.{layer}", new], f"{name}/{kind}_all", axis=2)
-            b.nodes.append(helper.make_node("Identity", [joined], [f"{kind}.{layer}"]))
-            grown[kind] = joined
-        turned = b.op("Transpose", [grown["key"]], f"{name}/turned", perm=[0, 1, 3, 2])
-        weights = b.op("Softmax", [b.op("MatMul", [query, turned], f"{name}/scores")], f"{name}/weights", axis=-1)
-        mixed = b.op(
-            "Transpose", [b.op("MatMul", [weights, grown["value"]], f"{name}/mixed")], f"{name}/back", perm=[0, 2, 1, 3]
-        )
-        flat = b.constant(f"{name}/flat", np.array([0, -1, WIDTH]))
-        x = b.op("Add", [x, b.op("Reshape", [mixed, flat], f"{name}/joined")], f"{name}/Add")
-    cache = ["n", HEADS, "p", WIDTH // HEADS]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "s", WIDTH])]
-    inputs += [helper.make_tensor_value_info(f"past.{name}", TensorProto.FLOAT, cache) for name in CACHE]
-    model = b.finish(inputs, x, "y")
-    model.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", HEADS, "all", WIDTH // HEADS]) for name in CACHE
-    )
-    return model
-
-
-LAYER_NAMES = [
-    CachedAttention(f"/decoder/layer.{layer}/weights_output", f"key.{layer}", f"value.{layer}")
-    for layer in range(LAYERS)
-]
+    return DECODER.model
 
 
 def feeds(past: int, items: int = 2) -> Arrays:
@@ -132,3 +108,9 @@ def test_the_layers_with_a_cache_are_found_from_the_graph(decoder: Any, mlp: Any
     assert cached_attention(decoder) == LAYER_NAMES
     with pytest.raises(ModelError, match="no pairs of cache outputs"):
         cached_attention(mlp)
+
+
+def test_where_a_cache_goes_back_in_is_found_from_the_graph(decoder: Any) -> None:
+    assert past_inputs(decoder, LAYER_NAMES) == DECODER.past
+    with pytest.raises(ModelError, match="grows from no input"):
+        past_inputs(decoder, [CachedAttention(LAYER_NAMES[0].weights, "y", "key.0")])
