@@ -199,13 +199,24 @@ def _fuzz(count: int) -> int:
         if judged.suggestion is not None:
             bad += not _is_admissible(judged.suggestion, scenario, question)
         if number % 100 == 0:
-            decision, _ = decide(
-                scenario.snapshot, scenario.service, Memory(), suggestion=judged.suggestion, trigger="operator"
-            )
-            if decision.plan is not None:
-                plan = Proposal(plan=decision.plan, proposer="check", trigger="better-plan")
-                bad += not _is_admissible(plan, scenario, question)
+            bad += not _acts_admissibly(judged, scenario, question, chance)
     return bad
+
+
+def _acts_admissibly(judged: Judged, scenario: Scenario, question: Question, chance: random.Random) -> bool:
+    """Whether what follows is admissible, with the suggestion on its way and the wishes in force on top of some plan that runs."""
+    view = scenario.snapshot.services[scenario.service]
+    running = chance.choice([None, *(entry.plan for entry in question.options.values())])
+    wishes = tuple(wish.rule for wish in judged.wishes)
+    view = msgspec.structs.replace(view, running=running, advised=wishes if judged.suggestion is not None else ())
+    snapshot = msgspec.structs.replace(scenario.snapshot, services={scenario.service: view})
+    decision, _ = decide(
+        snapshot, scenario.service, Memory(), suggestion=judged.suggestion, trigger="operator"
+    )  # fmt: skip
+    if decision.plan is None:
+        return True
+    plan = Proposal(plan=decision.plan, proposer="check", trigger="better-plan")
+    return _is_admissible(plan, scenario, question)
 
 
 def _is_admissible(suggestion: Proposal | Keep, scenario: Scenario, question: Question) -> bool:

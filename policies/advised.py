@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from policies.constraints import KeepPlan, Rule, bias, shifted
+from policies.constraints import KeepPlan, Rule, bias, in_words, shifted
 from policies.costs import PredictSettings
 from policies.decision import Reason
 from policies.ids import ServiceId
@@ -29,6 +29,9 @@ from policies.snapshot import Snapshot
 from policies.solve import SolverSettings, candidates
 from sla.errors import InfeasibleError
 
+HEEDED_FOR_MS = 10_000.0
+"""So long a look that moves nothing goes by what an earlier one found: it takes the solver twice to find out."""
+
 
 class Heeded(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the LLM's wishes count at this look."""
@@ -38,6 +41,20 @@ class Heeded(msgspec.Struct, frozen=True, kw_only=True):
     """Of the plans that were asked about, those that cost more than the tolerance while its wishes count."""
     note: Reason | None = None
     """Why its wishes do not count, if there are any."""
+    wished: tuple[Rule, ...] = ()
+    """All of its wishes; empty where they were not asked about."""
+    at_ms: float = 0.0
+
+    def holds(self, snapshot: Snapshot, service_id: ServiceId) -> bool:
+        """Whether this may be gone by once more, since the same is wished and little time has passed."""
+        view = snapshot.services.get(service_id)
+        return view is not None and view.advised == self.wished and 0 <= snapshot.now_ms - self.at_ms < HEEDED_FOR_MS
+
+    def notes(self, *, moved: bool) -> tuple[Reason, ...]:
+        """What a decision has to say about the LLM's wishes."""
+        if moved and self.rules:
+            return (Reason(code="wished", text=f"the LLM wished: {'; '.join(in_words(rule) for rule in self.rules)}"),)
+        return () if moved or self.note is None else (self.note,)
 
 
 def heed(
@@ -55,6 +72,7 @@ def heed(
     view = snapshot.services[service_id]
     if not view.advised or view.running is None or view.pinned or _is_urgent(view.running, snapshot):
         return Heeded()
+    found = Heeded(wished=view.advised, at_ms=snapshot.now_ms)
     free = Predictor(snapshot, service_id, predict_settings)
     wished = copy.copy(free)
     steering = tuple(rule for rule in view.advised if not isinstance(rule, KeepPlan))
@@ -64,19 +82,19 @@ def heed(
             candidates(snapshot, service_id, limit, predictor=p, weights=weights, settings=solver)[0] for p in (free, wished)
         )  # fmt: skip
     except InfeasibleError:
-        return Heeded()
+        return found
     allowed = best.score + tolerance + 1e-9
     running, price = _worth(free, view.running, weights), _worth(free, under.plan, weights)
     if price > allowed:
-        return Heeded(note=_too_dear(price - best.score, tolerance))
+        return msgspec.structs.replace(found, note=_too_dear(price - best.score, tolerance))
     if running > allowed:
         gain = _worth(wished, view.running, weights) - under.score
         if gain < running - allowed:
-            return Heeded(note=_too_dear(running - best.score, tolerance))
+            return msgspec.structs.replace(found, note=_too_dear(running - best.score, tolerance))
     kept = tuple(rule for rule in view.advised if isinstance(rule, KeepPlan) and running <= allowed)
     known = [plan for plan in plans if plan.agents() <= snapshot.fleet.agents.keys()]
     dear = tuple(plan for plan in known if _worth(free, plan, weights) > allowed)
-    return Heeded(rules=(*steering, *kept), too_dear=dear)
+    return msgspec.structs.replace(found, rules=(*steering, *kept), too_dear=dear)
 
 
 def with_rules(snapshot: Snapshot, service_id: ServiceId, rules: Sequence[Rule]) -> Snapshot:

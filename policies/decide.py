@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from policies.admit import SCORE_TOLERANCE, admit, plan_faults, summary
-from policies.advised import heed, with_rules
+from policies.advised import Heeded, heed, with_rules
 from policies.constraints import KeepPlan, bias, shifted
 from policies.costs import PredictSettings
 from policies.decision import Decision, Proposal, Reason, ReasonCode, Trigger
@@ -117,19 +117,40 @@ def decide(
     `next_epoch`, by default the running one's plus one. Raises NotFoundError for an unknown service.
     """
     s = settings or DecideSettings()
-    plans = [plan for plan in (_plan_of(suggestion), memory.favourite) if plan is not None]
-    heeded = heed(
-        snapshot, service_id, plans, weights=s.weights, tolerance=s.score_tolerance, limit=s.candidates,
-        predict_settings=s.predict, solver=s.solver,
-    )  # fmt: skip
-    snapshot = with_rules(snapshot, service_id, heeded.rules)
-    suggestion = None if _plan_of(suggestion) in heeded.too_dear else suggestion
-    memory = disagreed(memory) if memory.favourite in heeded.too_dear else memory
+
+    def under(heeded: Heeded) -> tuple[Decision, Memory]:
+        wanted = None if _plan_of(suggestion) in heeded.too_dear else suggestion
+        before = disagreed(memory) if memory.favourite in heeded.too_dear else memory
+        world = with_rules(snapshot, service_id, heeded.rules)
+        decision, after = _decided(world, service_id, before, trigger, wanted, scored, policy, s, next_epoch)
+        notes = heeded.notes(moved=decision.plan is not None)
+        decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *notes))
+        return decision, msgspec.structs.replace(after, heeded=heeded if heeded.wished else None)
+
+    def heeded_now() -> Heeded:
+        plans = [plan for plan in (_plan_of(suggestion), memory.favourite) if plan is not None]
+        return heed(
+            snapshot, service_id, plans, weights=s.weights, tolerance=s.score_tolerance, limit=s.candidates,
+            predict_settings=s.predict, solver=s.solver,
+        )  # fmt: skip
+
+    known = memory.heeded if trigger is None and suggestion is None and scored is None else None
+    if known is None or not known.holds(snapshot, service_id):
+        return under(heeded_now())
+    decision, after = under(known)
+    # What was found a moment ago is good enough to stay where it is; a move is judged by what is now.
+    return (decision, after) if decision.plan is None else under(heeded_now())
+
+
+def _decided(
+    snapshot: Snapshot, service_id: ServiceId, memory: Memory, trigger: Trigger | None, suggestion: Proposal | Keep | None,
+    scored: Sequence[Scored] | None, policy: Policy, s: DecideSettings, next_epoch: int | None,
+) -> tuple[Decision, Memory]:  # fmt: skip
+    """`decide`, once it is settled which wishes count."""
     look = _Look(snapshot, service_id, memory, Predictor(snapshot, service_id, s.predict), s, policy, scored, trigger)
     decision, after = look.urgent() or look.hold_still() or look.repair_fallbacks() or look.compare(suggestion)
     if decision.plan is None:
-        notes = () if heeded.note is None else (heeded.note,)
-        return msgspec.structs.replace(decision, reasons=(*decision.reasons, *notes)), after
+        return decision, after
     running = look.predictor.view.running
     epoch = next_epoch if next_epoch is not None else (running.epoch + 1 if running is not None else 1)
     return msgspec.structs.replace(decision, plan=msgspec.structs.replace(decision.plan, epoch=epoch)), after

@@ -15,7 +15,7 @@ Trigger = Literal[
 ReasonCode = Literal[
     "cover", "unknown-agent", "agent-not-live", "memory", "shard-size", "privacy", "accuracy", "zone", "stale", "throughput",
     "score-worse", "flap-budget", "dwell", "gain-too-small", "not-agreed", "pinned", "no-candidate", "malformed",
-    "llm-unavailable", "llm-late", "risk", "agent-lost", "better", "first-plan", "operator", "knob",
+    "llm-unavailable", "llm-late", "risk", "agent-lost", "better", "first-plan", "operator", "knob", "wished",
 ]  # fmt: skip
 
 

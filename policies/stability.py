@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from policies.advised import Heeded
 from policies.ids import AgentId
 from policies.plan import Plan
 from sla.contract import Contract
@@ -111,6 +112,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     moves_ms: tuple[float, ...] = ()
     """When it moved within the last hour, losses of devices not counted."""
     keep_until_ms: float | None = None
+    heeded: Heeded | None = None
+    """What counted of the LLM's wishes when that was last looked at."""
     solved: Solved | None = None
 
 

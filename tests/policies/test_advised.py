@@ -12,7 +12,7 @@ from policies.admit import SCORE_TOLERANCE
 from policies.advised import Heeded, heed, with_rules
 from policies.constraints import Avoid, Bound, KeepPlan, Prefer, Rule, Shift
 from policies.decide import DecideSettings, Memory, decide
-from policies.decision import Decision, Proposal
+from policies.decision import Decision, Proposal, Reason
 from policies.fleet import AgentView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.predict import Predictor
@@ -60,6 +60,7 @@ def test_a_wish_that_costs_nothing_is_kept_to(demo: Demo, twins: tuple[AgentView
     decision = decided(snapshot)
     assert decision.plan is not None
     assert there not in decision.plan.agents()
+    assert decision.reasons[-1] == Reason(code="wished", text=f"the LLM wished: run nothing on {there}")
 
 
 @pytest.fixture
@@ -95,6 +96,20 @@ def test_staying_on_a_bad_plan_cannot_be_made_to_look_good(demo: Demo, uneven: d
     running = msgspec.structs.replace(worse, epoch=3)
     flattering = [Prefer(agent=AgentId("slow"))] * 8
     assert decided(advised(demo(**uneven, running=running), *flattering)).plan is not None
+
+
+def test_what_was_found_holds_for_a_while_where_nothing_moves(demo: Demo, uneven: dict[str, object]) -> None:
+    running = msgspec.structs.replace(candidates(demo(**uneven), READER)[0].plan, epoch=3)
+    snapshot = advised(demo(**uneven, running=running), KeepPlan())
+    memory = Memory(contract=snapshot.services[READER].contract)
+    found = []
+    for at_ms in (0.0, 4_000.0, 20_000.0):
+        decision, memory = decide(msgspec.structs.replace(snapshot, now_ms=at_ms), READER, memory)
+        assert decision.plan is None
+        assert memory.heeded is not None
+        found.append(memory.heeded.at_ms)
+    assert found == [0.0, 0.0, 20_000.0]
+    assert not memory.heeded.holds(advised(snapshot, Shift(risk=1.5)), READER)
 
 
 def test_nothing_urgent_waits_for_wishes(demo: Demo) -> None:
