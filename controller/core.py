@@ -122,6 +122,7 @@ class Controller:
         self.knobs = Knobs(
             desired=self.desired, state=self.state, fleet=self.fleet, telemetry=self.telemetry, events=self.events,
             clock=self.clock, tell_own_ingress=self.gateway.tune, look_every_ms=self.settings.loop.look_every_ms,
+            wishes=lambda contract: self.llm.intents.in_force(contract),
         )  # fmt: skip
         await self.knobs.load()
         self.slis = Slis(self.state, self.clock)

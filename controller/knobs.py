@@ -21,6 +21,7 @@ from controller.records import DecisionRecord, KnobBook, KnobSetting
 from controller.state import State
 from controller.telemetry import Telemetry
 from controller.views import KnobOut
+from policies.constraints import Rule, knob_within
 from policies.decision import Decision, Reason, Trigger
 from policies.ids import AgentId, ServiceId
 from policies.knobs import bounded, follow_bandwidth, knobs_of, limit_of, within
@@ -51,7 +52,9 @@ class Knobs:
     def __init__(
         self, *, desired: Desired, state: State, fleet: FleetRegistry, telemetry: Telemetry, events: EventLog, clock: Clock,
         tell_own_ingress: Callable[[Tune], object], look_every_ms: float,
+        wishes: Callable[[ServiceId], tuple[Rule, ...]] = lambda _: (),
     ) -> None:  # fmt: skip
+        """`wishes` tells the rules that persons put in force for a contract; see `policies.constraints.KnobBound`."""
         self._desired = desired
         self._state = state
         self._fleet = fleet
@@ -60,6 +63,7 @@ class Knobs:
         self._clock = clock
         self._tell_own_ingress = tell_own_ingress
         self._look_every_ms = look_every_ms
+        self._rules = wishes
         self._books: dict[ServiceId, KnobBook] = {}
         self._told: dict[ServiceId, tuple[int, Values]] = {}
         """Epoch and values that every connected ingress was told; unknown after a restart."""
@@ -155,7 +159,8 @@ class Knobs:
                 continue
             use = self._use(plan, stage.name)
             limit = limit_of(spec, plan, self._desired.models, floor, key, values)
-            turned = follow_bandwidth(knob, values[key], limit, use.share)
+            turned = knob_within(key, follow_bandwidth(knob, values[key], limit, use.share), self._rules_of(spec.id))
+            turned = within(knob, turned, limit)
             if abs(turned - held.value) >= NOTEWORTHY:
                 said.append(
                     f"{key} {held.value:.3g} -> {turned:.3g}: {use.agent} uses {100 * use.share:.0f} % of its memory bandwidth "
@@ -216,10 +221,18 @@ class Knobs:
         return self._books.get(service) or KnobBook()
 
     def _wishes(self, spec: ServiceSpec, book: KnobBook) -> Values:
+        """What is wanted of each knob: as set, within what intents in force leave it."""
+        rules = self._rules_of(spec.id)
         return {
-            key: bounded(knob, book.settings[key].value if key in book.settings else knob.default)
+            key: bounded(
+                knob, knob_within(key, book.settings[key].value if key in book.settings else knob.default, rules)
+            )
             for key, _, knob in knobs_of(spec)
         }
+
+    def _rules_of(self, service: ServiceId) -> tuple[Rule, ...]:
+        contract = self._contract_of(service)
+        return () if contract is None else self._rules(contract)
 
     def _contract_of(self, service: ServiceId) -> ServiceId | None:
         contracts = self._desired.contracts.items()

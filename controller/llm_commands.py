@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from typing import Any
@@ -150,13 +151,23 @@ def _rules(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         if not found:
             raise InvalidInputError(f"--only wants STAGE=MODEL, not {bound!r}.")
         rules.append({"kind": "bound", "stage": stage, "models": models.split(",")})
+    rules += [_knob_rule(said) for said in arguments.knob]
     if arguments.keep:
         rules.append({"kind": "keep"})
     if rules and arguments.text:
         raise InvalidInputError("Give either a sentence or options, not both.")
     if not rules and not arguments.text.strip():
-        raise InvalidInputError("Say what you want: a sentence, or --avoid, --prefer, --only, --keep.")
+        raise InvalidInputError("Say what you want: a sentence, or --avoid, --prefer, --only, --knob, --keep.")
     return rules
+
+
+def _knob_rule(said: str) -> dict[str, Any]:
+    found = re.fullmatch(r"([^=]+)=([-+.\deE]+)\.\.([-+.\deE]+)", said)
+    try:
+        assert found is not None
+        return {"kind": "bound", "knob": found[1], "low": float(found[2]), "high": float(found[3])}
+    except (AssertionError, ValueError):
+        raise InvalidInputError(f"--knob wants STAGE.KNOB=LOW..HIGH, not {said!r}.") from None
 
 
 def _asked(question: str) -> bool:

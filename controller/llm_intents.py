@@ -19,7 +19,7 @@ from controller.llm_endpoint import LlmEndpoint, LlmUnusableError
 from controller.settings import LlmSettings
 from controller.state import State
 from controller.table import Table
-from policies.constraints import MAX_RULES, Rule, faults_of
+from policies.constraints import MAX_RULES, KnobBound, Rule, faults_of
 from policies.ids import ServiceId
 from policies.llm_intent import IntentQuestion, ask_intent, read_intent, wish_in_words
 from policies.llm_names import redacted
@@ -233,7 +233,8 @@ class Intents:
         is_open = [each for each in its if each.state(now_s) in ("proposed", "active", "scheduled")]
         if len(is_open) >= MAX_OPEN_OF_LLM or any(_is_known(each, rules, now_s) for each in its):
             return
-        acts = admitted and self._settings.mode == "control"
+        # What a knob does stands in no prediction, so the gate cannot answer for it: a person must.
+        acts = admitted and self._settings.mode == "control" and not any(isinstance(rule, KnobBound) for rule in rules)
         task = asyncio.get_running_loop().create_task(self._offered(service, wishes, rationale, snapshot, acts))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -14,7 +14,7 @@ from controller.llm_views import AdviceOut, ComparisonOut, IntentIn, IntentOut, 
 from controller.replay import LoggedExchange
 from controller.settings import LlmSettings
 from controller.state import State
-from policies.constraints import Avoid, Bound, KeepPlan, Prefer, Rule, Shift
+from policies.constraints import Avoid, Bound, KeepPlan, KnobBound, Prefer, Rule, Shift
 from policies.effects import Effect
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.llm_resolve import Wish
@@ -215,6 +215,10 @@ def _rule(said: RuleIn) -> Rule:
             return Avoid(agent=agent, zone=said.zone)
         case "prefer":
             return Prefer(agent=agent, zone=said.zone)
+        case "bound" if said.knob is not None:
+            if said.low is None or said.high is None:
+                raise InvalidInputError("A bound of a knob needs both ends.", pointer="/rules", accepted="low and high")
+            return KnobBound(knob=said.knob, low=said.low, high=said.high)
         case "bound":
             return Bound(stage=StageName(said.stage or ""), variants=_models(said.models))
         case "shift":

@@ -99,7 +99,7 @@ class AdviceOut(BaseModel):
 
 
 class RuleIn(BaseModel):
-    """One wish. `target` is an agent (`agent`) or a zone (`zone`), or a stage for `bound`."""
+    """One wish: about an agent or a zone (`avoid`, `prefer`), a stage's models or a knob (`bound`), weights or everything."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,6 +108,10 @@ class RuleIn(BaseModel):
     zone: Annotated[str, Field(max_length=63)] | None = None
     stage: Annotated[str, Field(max_length=128)] | None = None
     models: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=32)] = []
+    knob: Annotated[str, Field(max_length=256)] | None = None
+    """STAGE.KNOB; with `low` and `high`."""
+    low: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    high: Annotated[float, Field(allow_inf_nan=False)] | None = None
     saturation: _Factor = 1.0
     jitter: _Factor = 1.0
     risk: _Factor = 1.0

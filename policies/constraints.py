@@ -6,12 +6,14 @@ the snapshot (`ServiceView.constraints`); when a wish begins and ends is the cal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from policies.fleet import AgentView
 from policies.ids import AgentId, ModelName, StageName
+from policies.knobs import knobs_of
 from policies.plan import Plan
 from policies.score import Weights
 from policies.service import OnnxStage, ServiceSpec
@@ -48,6 +50,15 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, tag="bound"):
     variants: tuple[ModelName, ...]
 
 
+class KnobBound(msgspec.Struct, frozen=True, kw_only=True, tag="knob"):
+    """A knob stays between these, as far as its own bounds and the accuracy floor let it; see `policies.knobs`."""
+
+    knob: str
+    """By `knob_key`: STAGE.KNOB."""
+    low: float
+    high: float
+
+
 class Shift(msgspec.Struct, frozen=True, kw_only=True, tag="shift"):
     """Each part of the score counts this many times what it counts otherwise; see `shifted`."""
 
@@ -60,7 +71,7 @@ class KeepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="keep"):
     """The running plan stays; only the loss of a device moves it, or a contract that it breaks in privacy, zone or accuracy."""
 
 
-Rule = Avoid | Prefer | Bound | Shift | KeepPlan
+Rule = Avoid | Prefer | Bound | KnobBound | Shift | KeepPlan
 
 
 def faults_of(rule: Rule, spec: ServiceSpec, agents: Mapping[AgentId, AgentView]) -> list[str]:
@@ -78,10 +89,22 @@ def faults_of(rule: Rule, spec: ServiceSpec, agents: Mapping[AgentId, AgentView]
             return [f"{spec.id} has no stage {rule.stage}."]
         if not rule.variants or not set(rule.variants) <= set(stage.variants):
             return [f"Stage {rule.stage} has the variants {', '.join(stage.variants)}."]
+    if isinstance(rule, KnobBound):
+        return _knob_faults(rule, spec)
     if isinstance(rule, Shift):
         low, high = 1.0 - MAX_SHIFT, 1.0 + MAX_SHIFT
         if not all(low <= factor <= high for factor in (rule.saturation, rule.jitter, rule.risk)):
             return [f"A weight may become {low:g} to {high:g} times what it is."]
+    return []
+
+
+def _knob_faults(rule: KnobBound, spec: ServiceSpec) -> list[str]:
+    knobs = {key: knob for key, _, knob in knobs_of(spec)}
+    knob = knobs.get(rule.knob)
+    if knob is None:
+        return [f"{spec.id} has no knob {rule.knob}; it has {', '.join(knobs) or 'none'}."]
+    if not rule.low <= rule.high or rule.high < knob.low or rule.low > knob.high:
+        return [f"Knob {rule.knob} goes from {knob.low:g} to {knob.high:g}; give a lower and an upper end within."]
     return []
 
 
@@ -94,6 +117,10 @@ def in_words(rule: Rule) -> str:
             return f"prefer to run {_where(rule)}"
         case Bound():
             return f"stage {rule.stage} runs only {' or '.join(rule.variants)}"
+        case KnobBound():
+            return (
+                f"knob {rule.knob} stays between {rule.low:g} and {rule.high:g}, as far as the accuracy floor lets it"
+            )
         case Shift():
             parts = (("CPU load", rule.saturation), ("jitter", rule.jitter), ("the risk of a late answer", rule.risk))
             said = [f"{name} counts {factor:g} times as much" for name, factor in parts if factor != 1.0]
@@ -157,6 +184,15 @@ def bounded(stage: OnnxStage, rules: Sequence[Rule]) -> OnnxStage:
         if isinstance(rule, Bound) and rule.stage == stage.name:
             kept = tuple(model for model in kept if model in rule.variants) or kept
     return stage if kept == stage.variants else msgspec.structs.replace(stage, variants=kept)
+
+
+def knob_within(key: str, value: float, rules: Iterable[Rule]) -> float:
+    """A knob's value as the wishes let it stand; of wishes that contradict each other the first one counts."""
+    low, high = -math.inf, math.inf
+    for rule in rules:
+        if isinstance(rule, KnobBound) and rule.knob == key and rule.low <= high and rule.high >= low:
+            low, high = max(low, rule.low), min(high, rule.high)
+    return min(high, max(low, value))
 
 
 def _is_at(agent: AgentView | None, rule: Avoid | Prefer) -> bool:

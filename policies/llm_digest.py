@@ -15,10 +15,12 @@ from policies.constraints import in_words
 from policies.decision import Prediction
 from policies.fleet import AgentView
 from policies.ids import AgentId
+from policies.knobs import knobs_of
 from policies.llm_names import Aliases
 from policies.plan import GRAIN, Lane, Plan
 from policies.platforms import PLATFORMS
 from policies.score import Scored
+from policies.service import ServiceSpec
 from policies.snapshot import ServiceView, Snapshot
 from sla.contract import Contract
 
@@ -82,6 +84,15 @@ def wishes_text(view: ServiceView, aliases: Aliases) -> str:
         for head, rules in said.items()
         if rules
     )
+
+
+def knobs_text(spec: ServiceSpec, aliases: Aliases) -> str:
+    """What can be turned while requests run; empty where there is nothing."""
+    said = [
+        f"{aliases.knobs[key]} of {aliases.stages[stage.name]}, {knob.low:g} to {knob.high:g}, most accurate at its {knob.better} end"
+        for key, stage, knob in knobs_of(spec)
+    ]
+    return f"Knobs: {'; '.join(said)}." if said else ""
 
 
 def plans_text(

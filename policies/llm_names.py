@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from policies.ids import AgentId, ModelName, ServiceId, StageName
+from policies.knobs import knobs_of
 from policies.snapshot import Snapshot
 
 _Name = TypeVar("_Name", bound=str)
@@ -26,6 +27,7 @@ class Aliases:
         self.agents: dict[AgentId, str] = _numbered("A", sorted(snapshot.fleet.agents))
         self.models: dict[ModelName, str] = _numbered("M", models)
         self.stages: dict[StageName, str] = _numbered("S", (stage.name for stage in spec.onnx_stages()))
+        self.knobs: dict[str, str] = _numbered("K", (key for key, _, _ in knobs_of(spec)))
         self.zones: dict[str, str] = _numbered("Z", sorted({a.zone for a in snapshot.fleet.agents.values()}))
 
     def named(self, shown: Iterable[AgentId]) -> Named:
@@ -35,12 +37,13 @@ class Aliases:
             models={alias: model for model, alias in self.models.items()},
             stages={alias: stage for stage, alias in self.stages.items()},
             zones={alias: zone for zone, alias in self.zones.items()},
+            knobs={alias: knob for knob, alias in self.knobs.items()},
         )
 
     def hide(self, text: str) -> str:
         """Free text in which the names that people use for agents, zones, stages and models are replaced by the short ones."""
         known: dict[str, str] = {}
-        for names in (self.models, self.stages, self.zones, self.agents):
+        for names in (self.models, self.stages, self.zones, self.agents, self.knobs):
             known.update({_plain(name): alias for name, alias in names.items() if _plain(name)})
         if not known:
             return text
@@ -59,6 +62,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelName] = {}
     stages: dict[str, StageName] = {}
     zones: dict[str, str] = {}
+    knobs: dict[str, str] = {}
 
 
 def fenced(text: str, most: int) -> str:

@@ -39,11 +39,14 @@ class SaidRule(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: RuleKind
     target: str = ""
-    """A1 or Z1 for `avoid` and `prefer`, S1 for `bound`."""
+    """A1 or Z1 for `avoid` and `prefer`, S1 or K1 for `bound`."""
     models: tuple[str, ...] = ()
     saturation: float = 1.0
     jitter: float = 1.0
     risk: float = 1.0
+    low: float | None = None
+    high: float | None = None
+    """Ends of a knob, K1."""
     minutes: float | None = None
     start: str = ""
     """HH:MM; empty for now."""
@@ -179,6 +182,8 @@ def _rule(found: dict[str, Any]) -> SaidRule:
         kind=kind,  # type: ignore[arg-type]
         target=_name(found.get("target")),
         models=tuple(_name(model) for model in models),
+        low=_end(found.get("low"), "low"),
+        high=_end(found.get("high"), "high"),
         minutes=None if minutes is None or minutes == "" else _number(minutes, 0.0, 0.0, MAX_MINUTES, "minutes"),
         start=_clock(found.get("start"), "start"),
         until=_clock(found.get("until"), "until"),
@@ -215,7 +220,7 @@ def _word(value: object) -> str:
 
 def _name(value: object) -> str:
     """One of the prompt's short names, or nothing that could be one."""
-    match = re.fullmatch(r"\s*([amsz]\d{1,4})\s*", value, re.IGNORECASE) if isinstance(value, str) else None
+    match = re.fullmatch(r"\s*([akmsz]\d{1,4})\s*", value, re.IGNORECASE) if isinstance(value, str) else None
     return match.group(1).upper() if match else ""
 
 
@@ -225,6 +230,10 @@ def _number(value: object, default: float, low: float, high: float, name: str) -
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise Malformed(f"its '{name}' must be a number between {low:g} and {high:g}.")
     return float(value)
+
+
+def _end(value: object, name: str) -> float | None:
+    return None if value is None else _number(value, 0.0, -1e9, 1e9, name)
 
 
 def _clock(value: object, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from policies.constraints import Avoid, Bound, KeepPlan, Prefer, Rule, Shift, faults_of
+from policies.constraints import Avoid, Bound, KeepPlan, KnobBound, Prefer, Rule, Shift, faults_of
 from policies.fallbacks import with_fallbacks
 from policies.llm_names import Named
 from policies.llm_reply import MAX_MINUTES, Answer, Malformed, SaidLane, SaidRule, SaidStage
@@ -97,6 +97,11 @@ def _rule(said: SaidRule, named: Named) -> Rule:
             if said.target.startswith("Z"):
                 return kind(zone=_look_up(named.zones, said.target, "zone"))
             return kind(agent=_look_up(named.agents, said.target, "agent"))
+        case "bound" if said.target.startswith("K"):
+            knob = _look_up(named.knobs, said.target, "knob")
+            if said.low is None or said.high is None:
+                raise Malformed("to bound a knob it must give 'low' and 'high'.")
+            return KnobBound(knob=knob, low=said.low, high=said.high)
         case "bound":
             stage = _look_up(named.stages, said.target, "stage")
             return Bound(stage=stage, variants=tuple(_look_up(named.models, model, "model") for model in said.models))

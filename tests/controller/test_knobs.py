@@ -18,6 +18,7 @@ from agents.settings import AgentSettings, DeviceSettings, JoinSettings
 from benchmarks.cached_decoder import build_decoder
 from controller.api import create_api
 from controller.core import Controller
+from controller.llm_views import IntentIn, RuleIn
 from controller.models.cache_accuracy import KEEP_KNOB
 from controller.models.cache_variants import pruned_cache
 from controller.services.single import Given, single_stage_service
@@ -159,6 +160,40 @@ async def planned(controller: Controller, make_sla: Any) -> float:
     await controller.desired.add_plan(SERVICE, plan, decision, 0.0)
     await controller.desired.set_running(SERVICE, 1, previous_was_good=False)
     return kept_accuracy(KEEP_KNOB, controller.registry.profile(SERVICE).knobs["keep_ratio"], 0.6)
+
+
+async def test_an_intent_bounds_a_knob_and_the_accuracy_floor_stands_above_it(
+    make_controller: Any, make_sla: Any, clock: Any
+) -> None:
+    controller: Controller = make_controller(loop=LoopSettings(look_every_ms=3_600_000.0))
+    await controller.start()
+    floor = await planned(controller, make_sla)
+
+    def value() -> float:
+        return controller.service_knobs(SERVICE)[0].value
+
+    async def bound(low: float, high: float) -> str:
+        rule = RuleIn(kind="bound", knob=KNOB, low=low, high=high)
+        intent = await controller.llm.propose(IntentIn(service_id=SERVICE, rules=[rule], lasts_s=600.0))
+        before = value()
+        assert intent.rules[0].text.startswith(f"knob {KNOB} stays between {low:g} and {high:g}")
+        assert value() == before, "nothing before it is confirmed"
+        await controller.llm.confirm(intent.id)
+        return intent.id
+
+    await controller.tune(SERVICE, {KNOB: 0.3})
+    first = await bound(0.7, 0.9)
+    assert value() == 0.7
+    await controller.llm.revoke(first)
+    assert value() == 0.3
+    await controller.apply_contract(make_sla(SERVICE, accuracy_floor=floor), None)
+    await bound(0.2, 0.5)
+    assert value() == pytest.approx(0.6), "the floor is above all wishes"
+    clock.advance(600_000)
+    assert value() == pytest.approx(0.6)
+    unknown = IntentIn(service_id=SERVICE, rules=[RuleIn(kind="bound", knob="model.nothing", low=0, high=1)])
+    with pytest.raises(InvalidInputError, match="no knob"):
+        await controller.llm.propose(unknown)
 
 
 def reports(controller: Controller, use: float | None) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -16,10 +17,11 @@ from controller.llm_intents import MAX_OPEN, Intents
 from controller.settings import LlmMode, LlmSettings
 from controller.state import State
 from controller.store import Store
-from policies.constraints import Avoid, KeepPlan, Rule
+from policies.constraints import Avoid, KeepPlan, KnobBound, Rule
 from policies.fleet import AgentView, Fleet
 from policies.ids import AgentId, ServiceId
 from policies.llm_resolve import Wish
+from policies.service import Knob, OnnxStage
 from policies.snapshot import ServiceView, Snapshot
 from sla.contract import parse_contract
 from sla.errors import ConflictError, InvalidInputError, NotFoundError
@@ -218,6 +220,25 @@ async def test_in_control_a_wish_that_the_gate_admitted_acts_until_it_ends_or_is
     assert (later.rules(), later.intents.advised(READER)) == ((), ())
     await offered(later, AVOID, snapshot)
     assert later.intents.advised(READER) == ()
+
+
+async def test_a_knob_waits_for_a_person_also_in_control(desk: Desk, snapshot: Snapshot) -> None:
+    """What a knob does stands in no prediction, so the gate cannot answer for it."""
+    view = snapshot.services[READER]
+    knob = Knob(name="keep", input="keep_ratio", default=1.0, low=0.2, high=1.0)
+    stages = tuple(
+        msgspec.structs.replace(s, knobs=(knob,)) if isinstance(s, OnnxStage) else s for s in view.spec.stages
+    )
+    view = msgspec.structs.replace(view, spec=msgspec.structs.replace(view.spec, stages=stages))
+    snapshot = msgspec.structs.replace(snapshot, services={READER: view})
+    desk = await desk.again("control")
+    rule = KnobBound(knob=f"{view.spec.onnx_stages()[0].name}.keep", low=0.5, high=0.8)
+    await offered(desk, Wish(rule=rule, ends_in_s=60.0), snapshot)
+    (intent,) = desk.intents.list()
+    assert intent.state(desk.clock.wall_s()) == "proposed"
+    assert desk.intents.advised(READER) == ()
+    await desk.intents.confirm(intent.id)
+    assert desk.rules() == (rule,)
 
 
 async def test_a_wish_that_ran_out_may_be_said_again(desk: Desk, snapshot: Snapshot) -> None:

@@ -14,12 +14,14 @@ from policies.constraints import (
     Avoid,
     Bound,
     KeepPlan,
+    KnobBound,
     Prefer,
     Rule,
     Shift,
     bias,
     faults_of,
     in_words,
+    knob_within,
     shifted,
 )
 from policies.decide import Memory, decide
@@ -132,6 +134,13 @@ def test_shifted_weights_sum_to_one_and_stay_within_half(a: float, b: float, c: 
     for name in ("saturation", "jitter", "risk"):
         assert 0.5 - 1e-9 <= getattr(new, name) / getattr(old, name) <= 1.5 + 1e-9
     assert new.saturation + new.jitter + new.risk == pytest.approx(1.0)
+
+
+def test_of_bounds_of_a_knob_that_contradict_each_other_the_first_one_counts() -> None:
+    rules = [KnobBound(knob="a.keep", low=0.5, high=0.8), KnobBound(knob="a.keep", low=0.9, high=1.0)]
+    rules += [KnobBound(knob="b.keep", low=0.1, high=0.2), KnobBound(knob="a.keep", low=0.4, high=0.7)]
+    assert [knob_within("a.keep", value, rules) for value in (0.1, 0.6, 1.0)] == [0.5, 0.6, 0.7]
+    assert knob_within("c.keep", 0.3, rules) == 0.3
 
 
 def test_without_wishes_nothing_is_added(demo: Demo) -> None:

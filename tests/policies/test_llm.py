@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.constraints import KnobBound
 from policies.decision import Proposal, Reason
 from policies.fleet import AgentView
 from policies.ids import ServiceId
@@ -24,6 +26,7 @@ from policies.llm import (
 from policies.llm_judge import judge
 from policies.llm_names import redacted
 from policies.llm_reply import MAX_RATIONALE, parse_reply
+from policies.service import Knob, OnnxStage
 from policies.snapshot import Snapshot
 from policies.solve import candidates
 
@@ -309,6 +312,40 @@ def test_places_are_plans_or_are_refused_with_a_typed_reason(demo: Demo, case: s
     codes = {reason.code for reason in judged.reasons}
     assert ("cover" in codes) is not is_whole
     assert judged.suggestion is None or judged.regret <= 0.02 + 1e-9
+
+
+def with_knob(snapshot: Snapshot) -> Snapshot:
+    view = snapshot.services[READER]
+    knob = Knob(name="keep", input="keep_ratio", default=1.0, low=0.2, high=1.0)
+    stages = tuple(
+        msgspec.structs.replace(s, knobs=(knob,)) if isinstance(s, OnnxStage) and s.name == "embed" else s
+        for s in view.spec.stages
+    )
+    view = msgspec.structs.replace(view, spec=msgspec.structs.replace(view.spec, stages=stages))
+    return msgspec.structs.replace(snapshot, services={READER: view})
+
+
+def test_a_knob_has_a_short_name_and_can_be_bounded(demo: Demo) -> None:
+    snapshot = with_knob(demo())
+    asked = ask(snapshot, READER)
+    assert asked is not None
+    assert "Knobs: K1 of S4, 0.2 to 1, most accurate at its high end." in text_of(asked)
+    assert "embed" not in text_of(asked)
+
+    def said(target: str, **ends: float) -> str:
+        rules = [{"kind": "bound", "target": target, "minutes": 5, **ends}]
+        return json.dumps({"action": "constrain", "rules": rules, "rationale": "x"})
+
+    judged = judge(parse(said("K1", low=0.5, high=0.8), asked), asked, snapshot)
+    assert [wish.rule for wish in judged.wishes] == [KnobBound(knob="embed.keep", low=0.5, high=0.8)]
+    for wrong in (
+        said("K2", low=0.5, high=0.8),
+        said("K1", low=0.5),
+        said("K1", low=0.8, high=0.5),
+        said("K1", low=3, high=4),
+    ):
+        with pytest.raises(Malformed):
+            judge(parse(wrong, asked), asked, snapshot)
 
 
 def test_names_that_people_use_are_hidden_in_free_text(demo: Demo, agent: Callable[..., AgentView]) -> None:
