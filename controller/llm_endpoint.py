@@ -119,12 +119,15 @@ class LlmEndpoint:
             await self._client.close()
 
     async def _with_patience(self, messages: list[Message], schema: dict[str, object], until_s: float) -> Completion:
+        first = self._format
         for attempt in range(MAX_TRIES + len(_FORMATS)):
             try:
                 return self._paid(await self._once(messages, schema))
             except _FormatRefusedError:
                 self._format += 1
             except LlmUnusableError as error:
+                if error.reason == "http-error":
+                    self._format = first  # It takes no form of this question, so the form was not what it minds.
                 if error.reason not in ("rate-limited", "unreachable") or attempt >= MAX_TRIES - 1:
                     raise
                 pause_s = error.retry_after_s * (1.0 + 0.25 * self._chance.random())

@@ -290,6 +290,19 @@ async def test_the_form_of_response_format_is_found_once_and_remembered(endpoint
     assert asked.advisor.endpoint.response_format == "plain"
 
 
+async def test_a_question_that_is_refused_in_every_form_changes_nothing(endpoint: Endpoint, asked: Asked) -> None:
+    """llama.cpp answers 400 to a prompt that is too long, whatever its form."""
+    endpoint.replies = [lambda _: refuses(400)]
+    assert await asked.round() is None
+    assert asked.last.reason == "http-error"
+    assert [request.get("response_format", {}).get("type") for request in endpoint.asked] == [
+        "json_schema",
+        "json_object",
+        None,
+    ]
+    assert asked.advisor.endpoint.response_format == "json_schema"
+
+
 async def test_a_stream_that_nobody_asked_for_is_read(endpoint: Endpoint, asked: Asked) -> None:
     pieces = ['{"action": "constrain", "rules": ', '[{"kind": "avoid", "target": "A1"}]}']
     chunks = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
