@@ -78,9 +78,10 @@ def heed(
     steering = tuple(rule for rule in view.advised if not isinstance(rule, KeepPlan))
     wished.view = msgspec.structs.replace(view, constraints=(*view.constraints, *steering))
     try:
-        best, under = (
-            candidates(snapshot, service_id, limit, predictor=p, weights=weights, settings=solver)[0] for p in (free, wished)
-        )  # fmt: skip
+        best = candidates(snapshot, service_id, limit, predictor=free, weights=weights, settings=solver)[0]
+        under = best
+        if steering:
+            under = candidates(snapshot, service_id, limit, predictor=wished, weights=weights, settings=solver)[0]
     except InfeasibleError:
         return found
     allowed = best.score + tolerance + 1e-9
