@@ -13,6 +13,7 @@ from controller.loop import outcome_of
 from controller.records import DecisionRecord
 from controller.replay import DecisionLog, Logged, Look, log_bytes, log_from, look_bytes, replay, same_of
 from controller.snapshots import snapshot_from
+from policies.constraints import KeepPlan, Shift
 from policies.decide import Keep, Memory, decide
 from policies.ids import ServiceId
 from policies.snapshot import Snapshot
@@ -60,6 +61,24 @@ def test_a_decision_that_was_tampered_with_is_noticed() -> None:
     other = msgspec.structs.replace(first.record.decision, score=0.999)
     first = msgspec.structs.replace(first, record=msgspec.structs.replace(first.record, decision=other))
     assert same_of(replay(DecisionLog(entries=(first, *rest)))) == (3, 1, 0)
+
+
+def test_wishes_of_the_llm_are_replayed_too() -> None:
+    entries, memory = recorded(), Memory()
+    assert entries[0].record.decision.plan is not None
+    snapshot = with_running(fleet_snapshot(devices=6, blocks=8, services=2), entries[0].record.decision.plan)
+    view = msgspec.structs.replace(snapshot.services[SERVICE], advised=(KeepPlan(), Shift(risk=1.5)))
+    snapshot = msgspec.structs.replace(snapshot, services={**snapshot.services, SERVICE: view})
+    wished = []
+    for at_ms in (0.0, 1_000.0):
+        now = msgspec.structs.replace(snapshot, now_ms=at_ms)
+        look = Look(memory=memory)
+        decision, memory = decide(now, SERVICE, memory)
+        record = DecisionRecord(at_s=at_ms, decision=decision, id=str(at_ms))
+        wished.append(Logged(record=record, seen=look_bytes(now, look)))
+    assert memory.heeded is not None
+    assert KeepPlan() in memory.heeded.rules
+    assert same_of(replay(log_from(log_bytes(DecisionLog(entries=tuple(wished)))))) == (2, 0, 0)
 
 
 def test_what_was_seen_still_reads_as_a_snapshot() -> None:
