@@ -55,9 +55,13 @@ def node_costs(graph: Graph, seen: Observation) -> list[float]:
     return [_cost(graph, at, shapes) for at in range(len(graph.nodes))]
 
 
-def node_work(graph: Graph, seen: Observation, at: int) -> BlockWork:
-    """What one node computes and moves on the sample; weights are not counted, since several nodes may read one."""
+def node_works(graph: Graph, seen: Observation) -> list[BlockWork]:
+    """What each node computes and moves on the sample; weights are not counted, since several nodes may read one."""
     shapes = {name: fact.shape for name, fact in seen.values.items()}
+    return [_work(graph, seen, at, shapes) for at in range(len(graph.nodes))]
+
+
+def _work(graph: Graph, seen: Observation, at: int, shapes: Mapping[str, Shape]) -> BlockWork:
     products, elements = _parts(graph, at, shapes)
     values = {*graph.nodes[at].output, *graph.reads[at]} - graph.constant_bytes.keys()
     moved = sum(seen.values[name].size_bytes for name in values if name in seen.values)

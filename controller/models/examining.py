@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import TensorProto
 
 from agents.activations import packed_bytes
-from controller.models.costing import node_work
+from controller.models.costing import node_works
 from controller.models.cutting import partition
 from controller.models.extraction import Declaration, declare, loosened, piece
 from controller.models.graph import Graph
@@ -131,7 +131,7 @@ def _profiles(
     many_ms: tuple[float, ...] | None,
     items: int,
 ) -> tuple[BlockProfile, ...]:
-    constant = constant_nodes(cut.graph)
+    constant, works = constant_nodes(cut.graph), node_works(cut.graph, seen)
     profiles = []
     for block, name in enumerate(cut.names):
         last = block == len(cut.names) - 1
@@ -145,7 +145,7 @@ def _profiles(
                 param_bytes=int(RESIDENT_FACTOR * _weight_bytes(cut, seen, block, constant)),
                 cut_bytes_per_item=sum(seen.values[key].size_bytes for key in leaving if key in seen.values),
                 file_bytes=file_bytes[block],
-                work=_work(cut, seen, block, constant),
+                work=_work(cut, seen, block, constant, works),
                 cut_bytes_as={} if last else {how: _bytes_as(seen, leaving, how) for how in _FEWER_BITS},
             )
         )
@@ -160,9 +160,11 @@ def _bytes_as(seen: Observation, names: Iterable[str], how: ActivationFormat) ->
     )
 
 
-def _work(cut: Partition, seen: Observation, block: int, constant: frozenset[int]) -> BlockWork:
+def _work(
+    cut: Partition, seen: Observation, block: int, constant: frozenset[int], works: Sequence[BlockWork]
+) -> BlockWork:
     """What a block computes and moves for one item; what the runtime folds into constants is not computed again."""
-    nodes = [node_work(cut.graph, seen, at) for at in piece(cut, block, block + 1).nodes if at not in constant]
+    nodes = [works[at] for at in piece(cut, block, block + 1).nodes if at not in constant]
 
     def total(name: str) -> float:
         return float(sum(getattr(node, name) for node in nodes))

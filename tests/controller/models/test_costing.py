@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from controller.models.costing import node_costs, node_work
+from controller.models.costing import node_costs, node_works
 from controller.models.graph import build_graph
 from controller.models.observing import observe
 
@@ -45,9 +45,8 @@ def test_the_work_of_a_block_is_counted_by_kind(build: Any) -> None:
         nodes, [("x", [1, 4, 10, 10])], [("y", None)], w=np.ones((6, 4, 3, 3), np.float32), v=np.ones((384, 5), np.float32)
     )  # fmt: skip
     graph = build_graph(model, "it")
-    conv, flat, product = (
-        node_work(graph, observe(graph, {"x": np.ones((1, 4, 10, 10), np.float32)}, "it"), at) for at in range(3)
-    )
+    seen = observe(graph, {"x": np.ones((1, 4, 10, 10), np.float32)}, "it")
+    conv, flat, product = node_works(graph, seen)
     assert (conv.conv_flops, conv.matmul_flops, conv.moved_bytes) == (2 * 216 * 64, 0, 4 * (400 + 384))
     assert (product.matmul_flops, product.conv_flops, product.moved_bytes) == (2 * 384 * 5, 0, 4 * (384 + 5))
     assert flat.moved_bytes == flat.other_flops == flat.matmul_flops == 0, "a view costs nothing"
