@@ -88,6 +88,15 @@ def test_without_counted_work_or_calibration_the_slowdown_is_what_is_known(demo)
     assert run_ms(with_models(plain)) == run_ms(plain)
 
 
+def test_a_calibration_of_a_machine_that_was_too_busy_is_not_believed(demo) -> None:
+    loose = msgspec.structs.replace(NARROW, spread=0.4)
+    plain = with_models(demo())
+    assert run_ms(with_agent(plain, RK, calibration=loose)) == run_ms(plain)
+    models = {name: msgspec.structs.replace(model, timed_on=loose) for name, model in plain.models.items()}
+    busy_reference = msgspec.structs.replace(plain, models=models)
+    assert run_ms(with_agent(busy_reference, RK, calibration=NARROW)) == run_ms(plain)
+
+
 def test_without_a_reference_the_roofline_stands_alone(demo) -> None:
     snapshot = with_models(demo())
     models = {name: msgspec.structs.replace(model, timed_on=None) for name, model in snapshot.models.items()}
