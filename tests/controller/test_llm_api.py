@@ -10,8 +10,10 @@ import pytest_asyncio
 
 from controller.api import create_api
 from controller.core import Controller
+from controller.settings import LlmSettings
 from policies.constraints import KeepPlan
 from policies.ids import ServiceId
+from policies.llm_resolve import Wish
 
 READER = ServiceId("reader")
 
@@ -44,6 +46,26 @@ async def test_an_intent_is_shown_back_confirmed_and_revoked(api: httpx.AsyncCli
     assert (await api.get("/v1/intents", params={"service_id": "reader"})).json() == [confirmed]
     assert (await api.post(f"/v1/intents/{made['id']}:revoke")).json()["state"] == "revoked"
     assert controller.loop.snapshot().services[READER].constraints == ()
+
+
+async def test_in_control_the_llms_own_wish_is_shown_acts_and_is_revoked(
+    make_controller: Any, spec: Any, models: Any, make_sla: Any
+) -> None:
+    controller: Controller = make_controller(llm=LlmSettings(base_url="http://127.0.0.1:9/v1", mode="control"))
+    await controller.start()
+    await controller.desired.put_service(spec, models)
+    await controller.apply_contract(make_sla(), None)
+    controller.llm.offer(READER, (Wish(rule=KeepPlan(), ends_in_s=1200.0),), "it runs well", admitted=True)
+    await controller.llm.intents.close()
+    view = controller.loop.snapshot().services[READER]
+    assert (view.constraints, view.advised) == ((), (KeepPlan(),))
+    transport = httpx.ASGITransport(create_api(controller, None))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as api:
+        (shown,) = (await api.get("/v1/intents")).json()
+        assert (shown["by"], shown["confirmed_by"], shown["state"]) == ("llm", "gate", "active")
+        assert shown["said"] == "it runs well"
+        await api.post(f"/v1/intents/{shown['id']}:revoke")
+    assert controller.loop.snapshot().services[READER].advised == ()
 
 
 async def test_what_cannot_be_an_intent_is_a_problem_that_helps(api: httpx.AsyncClient) -> None:
