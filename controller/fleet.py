@@ -127,13 +127,15 @@ class FleetRegistry:
         now_ms = self._clock.now_ms()
         elapsed_ms = now_ms - (self._looked_ms if self._looked_ms is not None else now_ms)
         self._looked_ms = now_ms
-        suspicion = self._telemetry.suspicion(now_ms)
+        suspicion = self._telemetry.suspicion(now_ms, self._settings.suspect_phi)
         lost = []
         for agent, member in self.members.items():
             member.known_ms += elapsed_ms
             if member.state == "lost":
                 continue
             member.up_ms += elapsed_ms
+            if member.connection is not None and agent not in suspicion and member.state != "suspect":
+                continue  # The usual case, thousands of times a second.
             if self._is_lost(agent, member, suspicion.get(agent, 0.0), now_ms):
                 member.state = "lost"
                 lost.append(agent)

@@ -55,6 +55,10 @@ class Table:
         """Keys in row order."""
         return tuple(self._keys)
 
+    def key(self, row: int) -> AgentId:
+        """The key of a row of agents."""
+        return AgentId(self._keys[row])
+
     def put(self, key: str, **values: float) -> None:
         """Set some columns of a row, adding the row (NaN elsewhere) if it is new."""
         row = self._row.get(key)
@@ -203,13 +207,13 @@ class Telemetry:
             self._links_to.get(dst, set()).discard(key)
             self.links.remove(key)
 
-    def suspicion(self, now_ms: float) -> dict[AgentId, float]:
-        """phi of every agent, computed over the columns at once."""
+    def suspicion(self, now_ms: float, at_least: float = 0.0) -> dict[AgentId, float]:
+        """phi of every agent for which it is at least so much, computed over the columns at once."""
         silence = now_ms - self.agents.column("seen_ms")
         # Reports that queued up behind a pause arrive at once; that does not make the agent a faster one.
         mean = np.maximum(self.agents.column("delay_mean_ms"), REPORT_EVERY_MS)
         values = phi(silence, mean, np.sqrt(self.agents.column("delay_var_ms2")))
-        return {AgentId(key): float(value) for key, value in zip(self.agents.rows(), values, strict=True)}
+        return {self.agents.key(int(row)): float(values[row]) for row in np.flatnonzero(values >= at_least)}
 
     def broken_towards(self, agent: AgentId, now_ms: float) -> bool:
         """True if some peer reported in the last seconds that it can no longer reach the agent."""
