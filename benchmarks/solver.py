@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks import many
 from benchmarks.common import Row, at_most
 from benchmarks.referee import optimum, random_problem
 from benchmarks.synthetic import fleet_snapshot
-from policies.many import Ledger
 from policies.partition import Objective, bottleneck_of, latency_of, memory_of
 from policies.sharing import best_routes
 from policies.solve import candidates
@@ -27,8 +26,7 @@ GROWTH: tuple[tuple[int, int, int], ...] = (
 
 def run(quick: bool) -> list[Row]:
     """Gaps to the optimum, then times."""
-    many = (100, 1_000) if quick else (1_000, 10_000)
-    return [*_gaps(40 if quick else 240), *_times(30 if quick else 200), *_many(*many)]
+    return [*_gaps(40 if quick else 240), *_times(30 if quick else 200), *many.rows(quick)]
 
 
 def _gaps(instances: int) -> list[Row]:
@@ -84,30 +82,6 @@ def _times(rounds: int) -> list[Row]:
             )
         )
     return rows
-
-
-def _many(services: int, devices: int) -> list[Row]:
-    """All services from scratch on one core, then the loss of one agent after another."""
-    snapshot = fleet_snapshot(devices=devices, blocks=12, services=services)
-    began_s = time.process_time()
-    ledger = Ledger(snapshot)
-    ledger.plan()
-    scratch_s = time.process_time() - began_s
-    risky = sum(b.scored.prediction.risk > ledger.settings.risky for b in ledger.booked.values())
-    losses_ms, moved = [], 0
-    for victim in sorted(ledger.busy, key=lambda a: -ledger.busy[a])[:20]:
-        began_s = time.process_time()
-        moved += len(ledger.lose(victim))
-        losses_ms.append(1000.0 * (time.process_time() - began_s))
-    size = f"{services} services on {devices} agents"
-    note = f"CPU time of one core; {len(ledger.infeasible)} without a plan, {risky} at risk"
-    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    lost = f"the busiest agents first; {moved} services planned anew in 20 losses"
-    return [
-        at_most(f"{size}, from scratch", scratch_s, "s", 5.0, runs=1, note=note),
-        at_most(f"{size}, one agent lost", float(np.median(losses_ms)), "ms", 50.0, runs=20, note=lost),
-        at_most(f"{size}, memory of the process", memory_mb, "MB", 1024.0, runs=1),
-    ]
 
 
 def _time_row(name: str, times_ms: Sequence[float], size: tuple[int, int, int]) -> Row:

@@ -31,7 +31,10 @@ class ManySettings(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 2
     """How often services at risk are planned again."""
     risky: float = 0.3
-    solver: SolverSettings = SolverSettings(full_predictions=2)
+    first: SolverSettings = SolverSettings(full_predictions=1)
+    """The rough score alone says which plan is best; one prediction says whether it is at risk ..."""
+    again: SolverSettings = SolverSettings(full_predictions=4)
+    """... and those that are get a closer look."""
     predict: PredictSettings = PredictSettings()
 
 
@@ -143,7 +146,7 @@ class Ledger:
             world = self.near(service, reach)
             p = Predictor(world, service, self.settings.predict)
             try:
-                best = candidates(world, service, 1, predictor=p, settings=self.settings.solver)[0]
+                best = candidates(world, service, 1, predictor=p, settings=self.settings.first)[0]
             except InfeasibleError as error:
                 self.infeasible[service] = str(error)
                 continue
@@ -161,10 +164,10 @@ class Ledger:
         if old.takes.keys() <= world.fleet.agents.keys():
             now = score(p.predict(old.scored.plan), p.view.contract, Weights())
         try:
-            best = candidates(world, service, 1, predictor=p, settings=self.settings.solver)[0]
+            best = candidates(world, service, 1, predictor=p, settings=self.settings.again)[0]
         except InfeasibleError:
             best = None
-        if best is not None and best.score < now - self.settings.solver.tie:
+        if best is not None and best.score < now - self.settings.again.tie:
             self.book(service, booked_as(p, best))
             return True
         self.book(service, old)

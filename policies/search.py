@@ -140,7 +140,7 @@ def prefilter(table: Table, yard: Yard, floor: float, best_others: float, *, is_
     table = table.take(np.flatnonzero(legal))
     if len(table) <= ROWS_PER_SCENARIO:
         return table
-    own = float(np.median(table.busy.sum(axis=1)))
+    own = 0.0 if is_only else float(np.median(table.busy.sum(axis=1)))
     keep = (table.lanes[:, 2] < 0) & (table.hops == 1)
     for variant in np.unique(table.lanes[:, 0]):
         rows = np.flatnonzero(table.lanes[:, 0] == variant)
@@ -188,7 +188,9 @@ def search(
     `kinds` [A] says which agents are alike; choices that differ only in which of two alike agents does what come last.
     """
     named = [table.signatures(np.arange(len(yard.busy))) for table in tables]
-    order = sorted(range(len(tables)), key=lambda at: -float(np.median(tables[at].busy.sum(axis=1))))
+    order = [0]
+    if len(tables) > 1:
+        order = sorted(range(len(tables)), key=lambda at: -float(np.median(tables[at].busy.sum(axis=1))))
     beam = _Beam.empty(len(tables), len(yard.busy))
     for depth, at in enumerate(order):
         others = float(np.prod([tables[o].accuracy.max() for o in order[depth + 1 :]]))
