@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from agents.messages import DeviceFacts, Report, ShardFile
+from agents.messages import AnyMessage, DeviceFacts, PeerReport, Report, ServiceReport, ShardFile, ShardReport
 from benchmarks.common import Row, at_most
 from benchmarks.synthetic import fleet_snapshot
 from controller.desired import Desired
@@ -83,8 +84,9 @@ class _Centre:
         events = EventLog(self.clock)
         self.fleet = FleetRegistry(self.telemetry, self.clock, events, SuspicionSettings())
         nothing, settings = _Nothing(), LoopSettings()
+        self.slis = Slis(state, self.clock)
         self.loop = ControlLoop(
-            desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=Slis(state, self.clock),
+            desired=self.desired, fleet=self.fleet, telemetry=self.telemetry, slis=self.slis,
             rollout=Rollout(self.fleet, nothing, nothing, settings), state=state,
             advisor=LlmAdvisor(LlmSettings(mode="off"), events, self.clock), events=events, clock=self.clock,
             settings=settings, on_route=lambda route: None,
@@ -131,9 +133,9 @@ async def _measured(services: int, devices: int, directory: Path) -> list[Row]:
         store = await server.open("bench")
         centre = _Centre(world, State(store))
         size = f"{services} services on {devices} agents"
-        rows = [_reports(centre, world), *await _first_plans(centre, size)]
+        rows = await _first_plans(centre, size)
         rows += await _looks(centre, world, size)
-        rows += _one_by_one(centre, size)
+        rows += [*_one_by_one(centre, size), _reports(centre, world)]
         await centre.loop.close()
         await store.close()
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -141,8 +143,33 @@ async def _measured(services: int, devices: int, directory: Path) -> list[Row]:
 
 
 def _reports(centre: _Centre, world: Snapshot) -> Row:
-    micros = [1e6 * centre.report(world) for _ in range(3)]
-    return Row(name="folding a report without services", value=float(np.median(micros)), unit="us", runs=3)
+    """Reports of agents that serve: decoded, folded into the columns and into the windows of the SLA."""
+    agents, services = list(world.fleet.agents), list(world.services)
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
+    frames = []
+    for number in range(2_000):
+        at, service = number % len(agents), services[number % len(services)]
+        peers = tuple(
+            PeerReport(peer=agents[at - back], rtt_ms=2.1, jitter_ms=0.3, bandwidth_bytes_per_s=6e7) for back in (1, 2)
+        )
+        shard = ShardReport(
+            stage="s", blocks=Span(0, 12), count=2, sum_ms=80.0, sum_sq_ms=3300.0, items=2, provider="CPUExecutionProvider"
+        )  # fmt: skip
+        served = ServiceReport(
+            service_id=service, epoch=1, ok=2, failed=0, fell_back=0, latency_buckets={210: 1, 214: 1}, shards=(shard,)
+        )  # fmt: skip
+        frames.append((agents[at], encoder.encode(Report(
+            sequence=number, cpu_saturation=0.3, memory_free_bytes=1 << 28, queue_depth=1, loaded_bytes=1 << 20,
+            peers=peers, services=(served,),
+        ))))  # fmt: skip
+    began_s = time.process_time()
+    for agent, frame in frames:
+        report = decoder.decode(frame)
+        assert isinstance(report, Report)
+        centre.slis.fold(centre.telemetry.fold(agent, report, centre.clock.now_ms()), agent)
+    micros = 1e6 * (time.process_time() - began_s) / len(frames)
+    note = f"two peers, one service; {len(frames[0][1])} bytes; without TLS and frames"
+    return Row(name="decoding and folding a report", value=micros, unit="us", runs=len(frames), note=note)
 
 
 async def _first_plans(centre: _Centre, size: str) -> list[Row]:
