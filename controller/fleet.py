@@ -169,9 +169,11 @@ class FleetRegistry:
         member = self.members.get(agent)
         return member.connection if member else None
 
-    def addresses(self) -> dict[AgentId, Address]:
-        """Where peers reach each connected agent."""
-        return {agent: member.address for agent, member in self.members.items() if member.address is not None}
+    def addresses(self, among: Collection[AgentId] | None = None) -> dict[AgentId, Address]:
+        """Where peers reach each connected agent: all of them, or these."""
+        names = self.members.keys() if among is None else among
+        members = ((agent, self.members.get(agent)) for agent in names)
+        return {agent: member.address for agent, member in members if member is not None and member.address is not None}
 
     def view(self, only: Collection[AgentId] | None = None) -> Fleet:
         """The fleet as policies see it: all of it, or these agents and the links between them."""

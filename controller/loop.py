@@ -348,7 +348,8 @@ class ControlLoop:
         state, running_epoch = self._service(service), self._desired.book(service).running_epoch or 0
 
         async def work() -> RolledOut:
-            staged = await self._rollout.stage(spec, plan, running_epoch=running_epoch)
+            among = self.world.reach(service, plan)
+            staged = await self._rollout.stage(spec, plan, running_epoch=running_epoch, among=among)
             if not is_urgent:
                 await self._rollout.prove(staged.route)
             return staged
@@ -449,9 +450,11 @@ class ControlLoop:
             running = self._desired.book(service).running
             if spec is None or running is None:
                 continue
+            if not self._matters(agent, running):
+                continue
             before = self._service(service).route
             try:
-                route = await asyncio.to_thread(self._rollout.route, spec, running)
+                route = await asyncio.to_thread(self._rollout.route, spec, running, self.world.reach(service, running))
                 await self._rollout.prepare_on(agent, route)
                 if self._desired.book(service).running_epoch != running.epoch:
                     continue  # A newer plan was switched to meanwhile, and told everybody.
@@ -467,6 +470,10 @@ class ControlLoop:
                 continue
             self._service(service).route = route
             self._on_route(route)
+
+    def _matters(self, agent: AgentId, running: Plan) -> bool:
+        """Whether a plan's route is of use to the agent, or its address to others: on a small fleet everybody measures everybody."""
+        return self.world.is_small or agent in places_of(running) or agent in self._rollout.ingresses()
 
     def _service(self, service: ServiceId) -> _Service:
         return self._services.setdefault(service, _Service())

@@ -29,7 +29,8 @@ from policies.fleet import Fleet
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.learning import Learner
 from policies.limits import usable_bytes
-from policies.neighbourhood import NearSettings, Neighbourhoods, Reach, Spot, involved
+from policies.neighbourhood import NearSettings, Neighbourhoods, Reach, Spot, involved, places_of
+from policies.plan import Plan
 from policies.service import DeviceProfile
 from policies.snapshot import ServiceView, Snapshot
 
@@ -205,6 +206,13 @@ class World:
             constraints=self._wishes(service),
             advised=self._advised(service),
         )
+
+    def reach(self, service: ServiceId, plan: Plan) -> list[AgentId] | None:
+        """The agents that a service may come to run on, those of `plan` among them; None: all of them."""
+        view = None if self.is_small else self.view(service)
+        if view is None:
+            return None
+        return sorted({*self._neighbours(service, view, "zone"), *involved(view), *places_of(plan)})
 
     def choose_again(self, service: ServiceId) -> None:
         """The next snapshot of this service looks for its neighbourhood anew."""
