@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from typing import Any
@@ -91,7 +90,7 @@ def llm_dismiss(arguments: argparse.Namespace) -> int:
 def intent_add(arguments: argparse.Namespace) -> int:
     api = api_of(arguments)
     body: dict[str, Any] = {"service_id": arguments.service}
-    if rules := _rules(arguments):
+    if rules := rules_of(arguments):
         body |= {"rules": rules, "starts_in_s": 60.0 * arguments.starts_in, "lasts_s": 60.0 * arguments.minutes}
     else:
         body["text"] = arguments.text
@@ -139,7 +138,7 @@ def intent_revoke(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rules(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def rules_of(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The rules that the options say. Raises InvalidInputError."""
     rules: list[dict[str, Any]] = []
     for kind in ("avoid", "prefer"):
@@ -152,22 +151,37 @@ def _rules(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             raise InvalidInputError(f"--only wants STAGE=MODEL, not {bound!r}.")
         rules.append({"kind": "bound", "stage": stage, "models": models.split(",")})
     rules += [_knob_rule(said) for said in arguments.knob]
+    if arguments.weigh:
+        rules.append({"kind": "shift", **dict(_factor(said) for said in arguments.weigh)})
     if arguments.keep:
         rules.append({"kind": "keep"})
     if rules and arguments.text:
         raise InvalidInputError("Give either a sentence or options, not both.")
     if not rules and not arguments.text.strip():
-        raise InvalidInputError("Say what you want: a sentence, or --avoid, --prefer, --only, --knob, --keep.")
+        raise InvalidInputError("Say what you want: a sentence, or --avoid, --prefer, --only, --knob, --weigh, --keep.")
     return rules
 
 
 def _knob_rule(said: str) -> dict[str, Any]:
-    found = re.fullmatch(r"([^=]+)=([-+.\deE]+)\.\.([-+.\deE]+)", said)
+    knob, found, ends = said.partition("=")
+    low, between, high = ends.partition("..")
+    if not (found and between):
+        raise InvalidInputError(f"--knob wants STAGE.KNOB=LOW..HIGH, not {said!r}.")
+    return {"kind": "bound", "knob": knob, "low": _float(low, "--knob"), "high": _float(high, "--knob")}
+
+
+def _factor(said: str) -> tuple[str, float]:
+    part, found, factor = said.partition("=")
+    if not found or part not in ("risk", "jitter", "saturation"):
+        raise InvalidInputError(f"--weigh wants risk, jitter or saturation=FACTOR, not {said!r}.")
+    return part, _float(factor, "--weigh")
+
+
+def _float(text: str, option: str) -> float:
     try:
-        assert found is not None
-        return {"kind": "bound", "knob": found[1], "low": float(found[2]), "high": float(found[3])}
-    except (AssertionError, ValueError):
-        raise InvalidInputError(f"--knob wants STAGE.KNOB=LOW..HIGH, not {said!r}.") from None
+        return float(text)
+    except ValueError:
+        raise InvalidInputError(f"{option} wants numbers, and {text!r} is none.") from None
 
 
 def _asked(question: str) -> bool:

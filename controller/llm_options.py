@@ -60,6 +60,10 @@ def add_llm_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
         metavar="STAGE.KNOB=LOW..HIGH",
         help="keep a knob of the service between two values",
     )
+    add.add_argument(
+        "--weigh", action="append", default=[], metavar="PART=FACTOR",
+        help="risk, jitter or saturation counts 0.5 to 1.5 times what it counts otherwise",
+    )  # fmt: skip
     add.add_argument("--keep", action="store_true", help="move nothing unless a device is lost")
     add.add_argument("--minutes", type=whole_number(1), default=60, help="how long, at most 1440 (default 60)")
     add.add_argument("--starts-in", type=whole_number(0), default=0, metavar="MINUTES")
