@@ -1,7 +1,7 @@
 """JSON schemas of answers, for `response_format`; they are asked for and never trusted.
 
 One form per action, so that a grammar made from it leaves a small model no room to ramble; every list and text is bounded, so that
-an answer ends within its tokens.
+an answer ends within its tokens. The root says that it is an object beside its forms, since some endpoints insist on that.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ def answer_schema(names: Sequence[str], *, stages: int, can_keep: bool = True) -
         _object({"action": _only("constrain"), "rules": _list(_rule(), MAX_WISHES), **said}),
         _object({"action": _only("place"), "stages": _list(stage, stages), **said}),
     ]
-    return {"anyOf": forms}
+    return {"type": "object", "anyOf": forms}
 
 
 def intent_schema() -> dict[str, object]:
     """Of what a model makes of an operator's sentence."""
     times = {name: {"type": "string", "maxLength": 5} for name in ("start", "until")}
     return {
+        "type": "object",
         "anyOf": [
             _object({"action": _only("constrain"), "rules": _list(_rule(times), MAX_WISHES), "rationale": _RATIONALE}),
             _object({"action": _only("keep"), "rationale": _RATIONALE}),
-        ]
+        ],
     }
 
 
