@@ -101,6 +101,7 @@ class ControlLoop:
         self._together = Together(run_parts or run_here, settings.scale)
         self._due: deque[ServiceId] = deque()
         self._deciding = 0
+        self._looked_ms = -math.inf
         self._moves = asyncio.Semaphore(settings.scale.move_at_once)
         self._services: dict[ServiceId, _Service] = {}
         self._wake = asyncio.Event()
@@ -148,6 +149,7 @@ class ControlLoop:
 
     async def run(self) -> None:
         """Forever. The one catch-all is here: it counts and logs."""
+        apart_ms = self._settings.scale.look_apart_ms
         while True:
             try:
                 # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes with the wake-up.
@@ -155,7 +157,10 @@ class ControlLoop:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+            if not self.world.is_small and (early_ms := self._looked_ms + apart_ms - self._clock.now_ms()) > 0:
+                await asyncio.sleep(early_ms / 1000)  # What happens meanwhile is seen by the same look.
             self._wake.clear()
+            self._looked_ms = self._clock.now_ms()
             try:
                 self.look()
             except Exception as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 import pytest_asyncio
 
 from agents.messages import Report, ServiceReport
@@ -215,3 +217,24 @@ async def test_a_withdrawn_contract_gives_back_what_it_took(large: LargeWorld, s
     await large.loop.retire(names[0], names[0])
     await large.settle()
     assert large.loop.world.bookings.services.keys() == set(names[1:])
+
+
+async def test_a_crowd_that_joins_at_once_makes_few_looks(
+    large: LargeWorld, spec: Any, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await large.fleet_of(4)
+    await large.serve(1, spec, models)
+    looks, look = [], large.loop.look
+
+    def counted() -> None:
+        looks.append(large.clock.now_ms())
+        look()
+
+    monkeypatch.setattr(large.loop, "look", counted)
+    running = asyncio.create_task(large.loop.run())
+    for number in range(50):
+        large.loop.poke_around("agent-joined", AgentId(f"north-{number % 4}"))
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(looks) == 1, "the first one is made at once, the next one only when some time has passed"

@@ -117,7 +117,7 @@ takes = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), takes), min_size=1, max_size=3))
 def test_a_merge_overbooks_nobody_and_each_round_gets_further(
     found: list[dict[ServiceId, dict[AgentId, Booked]]],
