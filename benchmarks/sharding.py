@@ -5,6 +5,7 @@ One thread, all shards in one process, no transport between them. Times are of t
 
 from __future__ import annotations
 
+import re
 import statistics
 import tempfile
 import time
@@ -22,11 +23,13 @@ from benchmarks.cutting import chain_of
 from benchmarks.vlm import VOCABULARY, build_vlm
 from controller.cli import cache_dir
 from controller.models.cutting import cut_positions, partition
-from controller.models.graph import build_graph, read_model
+from controller.models.graph import Graph, build_graph, read_model
+from controller.models.layout import Partition
 from controller.models.observing import observe
 from controller.models.proving import item_cosines, largest_difference
 from controller.models.pruning import layer_outputs, prune_tokens
 from controller.models.registry import ModelRegistry
+from controller.models.scopes import scope_of
 from controller.models.sessions import Arrays, open_session
 from controller.models.sessions import run as run_session
 from controller.models.sharding_zoo import SPECIMENS, fetch_specimen, specimen_sample
@@ -38,12 +41,17 @@ from policies.service import ActivationFormat, Axis, ModelProfile
 
 MODELS: Final = ("orientation", "det-small", "rec-small", "minilm-int8", "minilm-l3", "vit-s", "t5-encoder-int8", "t5-decoder-int8", "silero-vad", "silero-vad-16k", "vlm")  # fmt: skip
 QUICK_MODELS: Final = ("rec-small", "minilm-int8", "vit-s", "t5-decoder-int8", "silero-vad-16k", "vlm")
+LAYERS: Final = {"minilm-int8": 6, "minilm-l3": 3, "vit-s": 12, "t5-encoder-int8": 8, "t5-decoder-int8": 8, "vlm": 12}
+"""Transformer layers, as the models' authors count them."""
 OVERHEAD_GOAL: Final = 1.05
 KEEP_RATIO: Final = 0.7
 PRUNED_TIME_GOAL: Final = 0.8
 MANY_NODES: Final = 10_000
 MANY_NODES_GOAL_S: Final = 30.0
 _PRUNED_BEHIND_LAYER = 3
+_HEAVY = frozenset(["Add", "Gemm", "LayerNormalization", "MatMul", "MatMulInteger", "Softmax"])
+"""What tells whose layer a block holds: exporters hoist small nodes of later layers to the front, and quantisers leave few names."""
+_LAYER = re.compile(r"(layer|block|cross_attention)\.\d+")
 _WORTH_CUTTING_MS = 1.0
 """Below this, calling the runtime is itself some per cent of the time, and nobody would cut the model."""
 
@@ -90,7 +98,8 @@ def _sharded(registry: ModelRegistry, it: Subject, rounds: int) -> list[Row]:
     began_s = time.perf_counter()
     graph = build_graph(read_model(it.content, it.name)[0], it.name)
     seen = observe(graph, it.sample, it.name)
-    blocks = len(partition(graph, seen).names)
+    cut = partition(graph, seen)
+    blocks = len(cut.names)
     cut_s = time.perf_counter() - began_s
     profile = registry.add(it.name, it.content, axis=it.axis, samples=it.sample)
     cuts = [block.cut_bytes_per_item for block in profile.blocks[:-1]]
@@ -101,6 +110,8 @@ def _sharded(registry: ModelRegistry, it: Subject, rounds: int) -> list[Row]:
         ),
         Row(name=f"{it.name}, time to cut", value=cut_s, unit="s", note=f"{len(graph.nodes)} operators"),
     ]  # fmt: skip
+    if it.name in LAYERS:
+        rows.append(_layers_row(it.name, cut))
     if not cuts:
         return rows
     rows.append(Row(name=f"{it.name}, bytes at the best cut", value=min(cuts), unit="bytes per item"))
@@ -118,6 +129,26 @@ def _sharded(registry: ModelRegistry, it: Subject, rounds: int) -> list[Row]:
     difference = _largest(ways[1](), [ways[count]() for count in counts[1:]])
     rows.append(at_most(f"{it.name}, max difference", difference, "relative", 0.0, runs=1))
     return rows
+
+
+def _layers_row(name: str, cut: Partition) -> Row:
+    """How many layers share no block with another one."""
+    apart: set[str] = set()
+    together: set[str] = set()
+    for block in range(len(cut.names)):
+        inside = {_layer(cut.graph, at) for at in cut.nodes(block, block + 1) if cut.graph.nodes[at].op_type in _HEAVY}
+        inside.discard("")
+        (together if len(inside) > 1 else apart).update(inside)
+    value, goal = len(apart - together), LAYERS[name]
+    what = f"{name}, layers that can be placed apart"
+    return Row(name=what, value=value, unit="layers", goal=f">= {goal}", holds=value >= goal)
+
+
+def _layer(graph: Graph, at: int) -> str:
+    """The numbered layer of a node, e.g. `encoder/layer.3`; empty if it is in none."""
+    scope = scope_of(graph, at)
+    depth = next((depth for depth, part in enumerate(scope) if _LAYER.fullmatch(part)), None)
+    return "" if depth is None else "/".join(scope[: depth + 1])
 
 
 def _largest(whole: Arrays, others: list[Arrays]) -> float:
