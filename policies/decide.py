@@ -19,6 +19,7 @@ import msgspec
 
 from policies.admit import SCORE_TOLERANCE, admit, plan_faults, summary
 from policies.advised import Heeded, heed, with_rules
+from policies.beliefs import CautionSettings, cautious, learned, measured_by
 from policies.constraints import KeepPlan, bias, shifted
 from policies.costs import PredictSettings
 from policies.decision import Decision, Proposal, Reason, ReasonCode, Trigger
@@ -35,6 +36,7 @@ from policies.stability import (
     Solved,
     StabilitySettings,
     agreed,
+    budget_price,
     calm_dwell_ms,
     disagreed,
     moved,
@@ -61,6 +63,7 @@ class DecideSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = Weights()
     solver: SolverSettings = SolverSettings()
     stability: StabilitySettings = StabilitySettings()
+    caution: CautionSettings = CautionSettings()
     candidates: int = 8
     score_tolerance: float = SCORE_TOLERANCE
 
@@ -147,7 +150,12 @@ def _decided(
     scored: Sequence[Scored] | None, policy: Policy, s: DecideSettings, next_epoch: int | None,
 ) -> tuple[Decision, Memory]:  # fmt: skip
     """`decide`, once it is settled which wishes count."""
-    look = _Look(snapshot, service_id, memory, Predictor(snapshot, service_id, s.predict), s, policy, scored, trigger)
+    predictor = Predictor(snapshot, service_id, s.predict)
+    measured = measured_by(predictor.costs, predictor.view)
+    memory = msgspec.structs.replace(memory, beliefs=learned(memory.beliefs, snapshot, service_id, measured, s.caution))
+    careful = cautious(snapshot, service_id, memory.beliefs, measured, s.caution)
+    wary = predictor if careful is snapshot else Predictor(careful, service_id, s.predict)
+    look = _Look(snapshot, service_id, memory, predictor, wary, s, policy, scored, trigger)
     decision, after = look.urgent() or look.hold_still() or look.repair_fallbacks() or look.compare(suggestion)
     if decision.plan is None:
         return decision, after
@@ -168,6 +176,9 @@ class _Look:
     service_id: ServiceId
     memory: Memory
     predictor: Predictor
+    """Of what is now: what a plan may do, and what is promised when it is decided."""
+    wary: Predictor
+    """Of the worst of the last minutes: what plans are compared by."""
     settings: DecideSettings
     policy: Policy
     scored: Sequence[Scored] | None
@@ -245,9 +256,10 @@ class _Look:
         if not asked and (wait := self._may_not_move(memory)):
             return self._kept(running, wait.text, (), wait.code), disagreed(memory)
         try:
-            scored = self._candidates()
+            scored = self._known(memory) if not asked else ()
+            scored = scored or self._candidates()
         except InfeasibleError as error:
-            return self._hold("no-candidate", str(error)), disagreed(self.memory)
+            return self._hold("no-candidate", str(error)), disagreed(memory)
         notes: tuple[Reason, ...] = ()
         wanted: Proposal | None = None
         if isinstance(suggestion, Keep):
@@ -263,10 +275,11 @@ class _Look:
             return self._kept(running, "the running plan is the best one known", notes), self._settled(memory, running)
         target = self._scored(wanted.plan)
         gain = running.score - target.score
-        price = target.prediction.move_ms / limits.pay_back_ms
+        price = target.prediction.move_ms / limits.pay_back_ms + budget_price(memory, self.snapshot.now_ms, limits)
         urgent = contract_changed or self.trigger == "operator"
         calm_gain = max(limits.min_gain, limits.min_gain_share * running.score)
-        enough = limits.risky_min_gain if memory.is_risky or urgent else calm_gain
+        in_danger = memory.is_risky and running.prediction.risk >= limits.risk_leave
+        enough = limits.risky_min_gain if in_danger or urgent else calm_gain
         if gain < enough + price:
             text = (
                 f"the best other plan would gain {gain:.3f}, less than the {enough + price:.3f} that a move must bring"
@@ -289,6 +302,15 @@ class _Look:
         return decision, self._moved(counts=True)
 
     # --- parts
+
+    def _known(self, memory: Memory) -> Sequence[Scored]:
+        """While a favourite has not yet won its looks, it alone is judged again: the solver has the last word before a move."""
+        limits = self.settings.stability
+        if memory.favourite is None or memory.looks + 1 >= (limits.risky_looks if memory.is_risky else limits.looks):
+            return ()
+        if plan_faults(memory.favourite, self.wary):
+            return ()
+        return (self._scored(memory.favourite),)
 
     def _solve_now(self, trigger: Trigger, why: Reason, *, counts: bool) -> tuple[Decision, Memory]:
         """The solver's plan without waiting for agreement."""
@@ -346,9 +368,12 @@ class _Look:
             return Reason(code="dwell", text="the advice to keep the running plan still holds")
         if self._dwells(limits.risky_dwell_ms if memory.is_risky else calm_dwell_ms(memory, now, limits)):
             return Reason(code="dwell", text="the running plan has not run long enough to be judged")
-        if self._budget_spent():
-            text = f"{limits.moves_per_hour} moves within the last hour are all that is allowed"
-            return Reason(code="flap-budget", text=text)
+        allowed = limits.moves_per_hour if memory.is_risky else limits.calm_moves
+        if len(recent_moves(memory, now)) >= allowed:
+            text = f"{allowed} moves within the last hour are all that is allowed"
+            return Reason(
+                code="flap-budget", text=text + ("" if memory.is_risky else " to plans that are merely better")
+            )
         return None
 
     def _dwells(self, dwell_ms: float) -> bool:
@@ -383,35 +408,35 @@ class _Look:
         )
 
     def _candidates(self) -> Sequence[Scored]:
+        s, p = self.settings, self.wary
         if self.scored is None:
-            s = self.settings
             self.scored = candidates(
-                self.snapshot,
-                self.service_id,
-                s.candidates,
-                predictor=self.predictor,
-                weights=s.weights,
-                settings=s.solver,
-            )
+                p.costs.snapshot, self.service_id, s.candidates, predictor=p, weights=s.weights, settings=s.solver
+            )  # fmt: skip
+        elif p is not self.predictor:
+            self.scored = sorted((self._scored(entry.plan) for entry in self.scored), key=lambda entry: entry.score)
         if not self.scored:
             raise InfeasibleError("There is no candidate plan.")
         return self.scored
 
-    def _scored(self, plan: Plan) -> Scored:
-        prediction = self.predictor.predict(plan)
-        rules = self.predictor.view.constraints
-        value = score(prediction, self.predictor.view.contract, shifted(self.settings.weights, rules))
-        value += bias(plan, rules, self.predictor.costs.agents)
-        return Scored(plan=plan, prediction=prediction, score=value)
+    def _scored(self, plan: Plan, predictor: Predictor | None = None) -> Scored:
+        p = predictor or self.wary
+        prediction, rules = p.predict(plan), p.view.constraints
+        value = score(prediction, p.view.contract, shifted(self.settings.weights, rules))
+        return Scored(plan=plan, prediction=prediction, score=value + bias(plan, rules, p.costs.agents))
 
     def _admit(
         self, proposal: Proposal, best: Scored, why: tuple[Reason, ...], tolerance: float | None = None
     ) -> Decision:
-        s = self.settings
-        return admit(
-            proposal, self.snapshot, self.service_id, best=best, predictor=self.predictor, weights=s.weights, why=why,
+        s, p = self.settings, self.wary
+        decision = admit(
+            proposal, p.costs.snapshot, self.service_id, best=best, predictor=p, weights=s.weights, why=why,
             tolerance=s.score_tolerance if tolerance is None else tolerance,
         )  # fmt: skip
+        if decision.plan is None or p is self.predictor:
+            return decision
+        now = self._scored(decision.plan, self.predictor)
+        return msgspec.structs.replace(decision, prediction=now.prediction, score=now.score)
 
     def _gone(self, agents: Sequence[AgentId] | frozenset[AgentId]) -> list[AgentId]:
         return sorted(agent for agent in agents if self._state(agent) in ("lost", "draining"))

@@ -35,8 +35,10 @@ DETECT_MS = 3_000.0
 BREAK_MS = 100.0
 """How long a request takes to notice that a hop is gone."""
 WINDOW_S = 10
-KEEP = 0.8
-"""Share of the measured times that is kept from look to look."""
+LOAD_WINDOW_S = 15.0
+"""Over which the offered load is counted, as `controller.telemetry` does."""
+KEEP_PER_S = 0.955
+"""Share of the measured times that is kept from second to second."""
 TIMEOUT_TIMES_P99 = 4.0
 RUN_NOISE = 0.12
 RETRY_DOWN_MS = 200.0
@@ -45,7 +47,7 @@ RETRY_DOWN_MS = 200.0
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the simulated controller works."""
 
-    look_every_s: float = 5.0
+    look_every_s: float = 2.0
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,9 +118,11 @@ class _Measured:
         self.squares += ms * ms
         self.items += items
 
-    def fade(self) -> None:
-        for name in ("count", "total", "squares", "items"):
-            setattr(self, name, KEEP * getattr(self, name))
+    def fade(self, kept: float) -> None:
+        self.count *= kept
+        self.total *= kept
+        self.squares *= kept
+        self.items *= kept
 
     def view(self) -> StageMeasure | None:
         if self.count < 1:
@@ -182,7 +186,7 @@ class Simulation:
         if now < self._moving_until_ms:
             return
         for measure in self.measured.values():
-            measure.fade()
+            measure.fade(KEEP_PER_S**self.settings.look_every_s)
         choice = self.chooser(self.snapshot(now), self.world)
         if choice.decision is not None and (choice.plan is not None or not self.tally.decisions):
             self.tally.decisions.append(choice.decision)
@@ -210,10 +214,11 @@ class Simulation:
     def snapshot(self, now: float) -> Snapshot:
         """What a controller would know now."""
         world, second = self.world, min(int(now / 1000), self.world.seconds - 1)
-        back = slice(max(0, second - WINDOW_S), second + 1)
+        # Links were measured before the service began; their first seconds stand for that.
+        back = slice(max(0, second - WINDOW_S), max(second, WINDOW_S) + 1)
         agents = {a.id: self._seen(a, now, second) for a in world.agents.values()}
-        arrived = np.searchsorted(world.arrivals_ms, [now - 60_000.0, now])
-        offered = float(arrived[1] - arrived[0]) / max(1.0, min(60.0, now / 1000.0))
+        arrived = np.searchsorted(world.arrivals_ms, [now - 1000.0 * LOAD_WINDOW_S, now])
+        offered = float(arrived[1] - arrived[0]) / max(1.0, min(LOAD_WINDOW_S, now / 1000.0))
         measures = {key: seen for key, m in self.measured.items() if (seen := m.view()) is not None}
         p99 = float(np.quantile(self.since_plan[-500:], 0.99)) if len(self.since_plan) >= 20 else None
         view = ServiceView(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from sla.errors import InfeasibleError
 
 ORACLE_SECONDS = 30
 """How far the oracle sees."""
+ORACLE_GAIN = 0.02
+"""Less danger by this much is what the oracle moves for."""
 BASELINE_DWELL_MS = 20_000.0
 
 
@@ -79,16 +82,21 @@ class Oracle:
         service = world.spec.id
         ahead = _foreseen(snapshot, world)
         predictor = Predictor(ahead, service)
+        running = snapshot.services[service].running
+        now = math.inf
+        if running is not None and not plan_faults(running, predictor, "start"):
+            now = _danger(predictor.predict(running), predictor.rate_rps)
+            if now <= ORACLE_GAIN:
+                return Choice()  # Danger is never negative, so no plan could gain that much.
         try:
             found = candidates(ahead, service, 8, predictor=predictor)
         except InfeasibleError:
             return Choice()
         best = min(found, key=lambda entry: _danger(entry.prediction, predictor.rate_rps))
-        running = snapshot.services[service].running
-        if running is not None and not plan_faults(running, predictor, "start"):
-            now = _danger(predictor.predict(running), predictor.rate_rps)
-            if _danger(best.prediction, predictor.rate_rps) > now - 0.02 or best.plan.layout() == running.layout():
-                return Choice()
+        if running is not None and best.plan.layout() == running.layout():
+            return Choice()
+        if _danger(best.prediction, predictor.rate_rps) > now - ORACLE_GAIN:
+            return Choice()
         return Choice(plan=best.plan)
 
 

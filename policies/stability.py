@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from policies.advised import Heeded
+from policies.beliefs import Beliefs
 from policies.ids import AgentId
 from policies.plan import Plan
 from sla.contract import Contract
@@ -24,16 +25,16 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The running plan is at risk from here ..."""
     risk_leave: float = 0.1
     """... until its risk has fallen below this."""
-    worsened: float = 0.04
+    worsened: float = 0.08
     """It is also at risk when its score is this much above the best that it had: the world changed under it (a link, a device). Half
     of it ends that."""
     looks: int = 4
     """A plan must win this many looks in a row before it replaces one that is not at risk ..."""
     risky_looks: int = 2
     """... and this many before it replaces one that is."""
-    min_gain: float = 0.012
+    min_gain: float = 0.02
     """Score that a move must bring beyond its price ..."""
-    min_gain_share: float = 0.1
+    min_gain_share: float = 0.15
     """... and as a share of the running plan's score, whichever is more."""
     risky_min_gain: float = 0.01
     """The same when the running plan is at risk."""
@@ -48,14 +49,26 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
     it: where the world goes back and forth, going back is what may wait."""
     max_dwell_ms: float = 1_800_000.0
     """No dwell is doubled beyond this."""
-    moves_per_hour: int = 12
+    moves_per_hour: int = 6
     """Moves in any hour, not counting those after the loss of a device."""
+    calm_moves_per_hour: int = 3
+    """How many of them may be for a plan that is merely better; the rest is kept for plans at risk."""
+    budget_price: float = 0.08
+    """Score that the last move of the hour must bring beyond everything else; the first is free, and between them the price of
+    what is left rises with the square of what was used."""
     tie: float = 0.01
     """The plan that won before stays the favourite while its score is within this of the best."""
-    solve_every_ms: float = 5_000.0
-    """While the running plan's score and the live agents stay the same, the solver is asked this often."""
+    solve_every_ms: float = 30_000.0
+    """While the running plan does not get worse and the same agents are live, the solver is asked this often ..."""
+    risky_solve_every_ms: float = 5_000.0
+    """... and when it is at risk and the solver just found nothing better."""
     keep_ms: float = 60_000.0
     """How long an advice to keep the running plan holds back plans that are merely better."""
+
+    @property
+    def calm_moves(self) -> int:
+        """Moves within an hour that plans may make that are merely better."""
+        return min(self.calm_moves_per_hour, self.moves_per_hour)
 
     def __post_init__(self) -> None:
         if not 0 <= self.risk_leave < self.risk_enter <= 1:
@@ -64,6 +77,8 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.looks < 1 or self.risky_looks < 1 or self.moves_per_hour < 1:
             raise SettingsError("looks, risky_looks and moves_per_hour must be at least 1.")
+        if not self.calm_moves_per_hour >= 0:
+            raise SettingsError(f"calm_moves_per_hour={self.calm_moves_per_hour} must not be negative.")
         if self.min_gain < self.tie:
             raise SettingsError(
                 f"min_gain={self.min_gain} must not be below tie={self.tie}: plans that tie would replace each other."
@@ -80,7 +95,15 @@ class StabilitySettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"worsened={self.worsened} must be above tie={self.tie}: the noise of a plan's own score would count as risk."
             )
         if (
-            min(self.dwell_ms, self.risky_dwell_ms, self.keep_ms, self.risky_min_gain, self.min_gain_share) < 0
+            min(
+                self.dwell_ms,
+                self.risky_dwell_ms,
+                self.keep_ms,
+                self.risky_min_gain,
+                self.min_gain_share,
+                self.budget_price,
+            )
+            < 0
             or not self.pay_back_ms > 0
         ):
             raise SettingsError("Times and gains of the stability settings must not be negative.")
@@ -115,6 +138,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     heeded: Heeded | None = None
     """What counted of the LLM's wishes when that was last looked at."""
     solved: Solved | None = None
+    beliefs: Beliefs = Beliefs()
+    """What the last minutes showed of links, load and devices; it outlives moves."""
 
 
 def saw_risk(memory: Memory, risk: float, score: float, settings: StabilitySettings) -> Memory:
@@ -148,15 +173,22 @@ def nothing_changed(
 ) -> bool:
     """Whether the solver would most likely say what it said last time: nothing better."""
     last = memory.solved
-    if last is None or memory.favourite is not None or memory.is_risky:
+    if last is None or memory.favourite is not None or live != last.live:
         return False
-    return now_ms - last.at_ms < s.solve_every_ms and abs(score - last.score) < s.tie / 2 and live == last.live
+    patience_ms = s.risky_solve_every_ms if memory.is_risky else s.solve_every_ms
+    return now_ms - last.at_ms < patience_ms and score - last.score < s.tie / 2
 
 
 def moved(memory: Memory, now_ms: float, contract: Contract, *, counts: bool) -> Memory:
     """After a move; `counts` tells whether it spends flap budget."""
     moves = (*recent_moves(memory, now_ms), *((now_ms,) if counts else ()))
-    return Memory(contract=contract, last_move_ms=now_ms, moves_ms=moves)
+    return Memory(contract=contract, last_move_ms=now_ms, moves_ms=moves, beliefs=memory.beliefs)
+
+
+def budget_price(memory: Memory, now_ms: float, settings: StabilitySettings) -> float:
+    """What a move must bring because it uses up one of the hour's: a shadow price that rises as they run out."""
+    used = len(recent_moves(memory, now_ms)) / settings.moves_per_hour
+    return settings.budget_price * min(1.0, used) ** 2
 
 
 def calm_dwell_ms(memory: Memory, now_ms: float, settings: StabilitySettings) -> float:

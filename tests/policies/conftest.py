@@ -127,7 +127,7 @@ def make_snapshot(
     return Snapshot(now_ms=now_ms, fleet=fleet, models=dict(models or MODELS), services={READER: service})
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def demo() -> SnapshotMaker:
     return make_snapshot
 

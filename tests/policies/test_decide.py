@@ -4,7 +4,11 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+from policies.beliefs import CautionSettings
 from policies.decide import DecideSettings, Keep, Memory, StabilitySettings, decide, propose
 from policies.decision import Decision, Proposal
 from policies.fleet import AgentView
@@ -12,7 +16,7 @@ from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
 from policies.snapshot import Snapshot
 from policies.solve import candidates
-from policies.stability import calm_dwell_ms, saw_risk
+from policies.stability import budget_price, calm_dwell_ms, saw_risk
 from sla.contract import contract_from
 from sla.errors import SettingsError
 
@@ -130,12 +134,24 @@ def test_a_degraded_link_moves_the_raw_stages_off_the_cloud_after_a_few_looks(wo
 
 def test_one_noisy_look_moves_nothing(world: World, demo: Demo) -> None:
     before = world.running
-    for _ in range(6):
-        world.change_cloud_links(demo, **DEGRADED)
-        world.look()
-        world.change_cloud_links(demo)
-        world.looks(2)
+    world.change_cloud_links(demo, **DEGRADED)
+    world.look()
+    world.change_cloud_links(demo)
+    world.looks(60)
     assert world.running == before
+
+
+def test_a_link_that_is_bad_again_and_again_is_left_once_and_not_taken_back_between(world: World, demo: Demo) -> None:
+    before = len(world.moves)
+    for _ in range(20):
+        world.change_cloud_links(demo, **DEGRADED)
+        world.looks(2)
+        world.change_cloud_links(demo)
+        world.looks(10)
+    assert len(world.moves) == before + 1
+    world.wait(400_000.0)
+    world.looks(60)
+    assert len(world.moves) == before + 2, "after five good minutes it is trusted again"
 
 
 def test_stale_numbers_never_justify_a_move(world: World, demo: Demo) -> None:
@@ -147,8 +163,8 @@ def test_stale_numbers_never_justify_a_move(world: World, demo: Demo) -> None:
 
 
 def test_moving_is_bounded_by_the_flap_budget(demo: Demo) -> None:
-    settings = DecideSettings(stability=StabilitySettings(moves_per_hour=3))
-    world = World(demo(), settings)
+    eager = StabilitySettings(moves_per_hour=3, budget_price=0.0, min_gain=0.012, min_gain_share=0.1)
+    world = World(demo(), DecideSettings(stability=eager, caution=CautionSettings(window_ms=0.0)))
     world.look()
     for turn in range(8):
         world.change_cloud_links(demo, **(DEGRADED if turn % 2 == 0 else {}))
@@ -294,3 +310,41 @@ def test_where_the_world_goes_back_and_forth_going_back_waits_longer_each_time()
     waits = [calm_dwell_ms(Memory(moves_ms=(0.0,) * n), 1_000.0, settings) for n in range(8)]
     assert waits == [20_000.0, 20_000.0, 20_000.0, 40_000.0, 80_000.0, 160_000.0, 300_000.0, 300_000.0]
     assert calm_dwell_ms(Memory(moves_ms=(0.0,) * 8), 3_700_000.0, settings) == 20_000.0
+
+
+def test_every_move_makes_the_next_one_of_the_hour_dearer_and_an_hour_later_it_is_free_again() -> None:
+    settings = StabilitySettings(moves_per_hour=4, budget_price=0.08)
+    prices = [budget_price(Memory(moves_ms=(0.0,) * n), 1_000.0, settings) for n in range(5)]
+    assert prices == pytest.approx([0.0, 0.005, 0.02, 0.045, 0.08])
+    assert budget_price(Memory(moves_ms=(0.0,) * 4), 3_700_000.0, settings) == 0.0
+
+
+def test_moves_to_merely_better_plans_leave_the_rest_of_the_budget_to_plans_at_risk(demo: Demo) -> None:
+    calm = StabilitySettings(calm_moves_per_hour=0)
+    edge = tuple(a for a in demo().fleet.agents.values() if not a.is_cloud)
+    world = World(demo(agents=edge), DecideSettings(stability=calm))
+    world.look()
+    world.snapshot = msgspec.structs.replace(world.snapshot, fleet=demo().fleet)
+    seen = world.looks(40)
+    assert all(decision.plan is None for decision in seen)
+    assert "flap-budget" in codes(seen[-1])
+
+
+@hypothesis_settings(max_examples=15, deadline=None)
+@given(bad=st.lists(st.booleans(), min_size=20, max_size=60), budget=st.integers(1, 6))
+def test_whatever_the_link_does_the_hour_sees_no_more_moves_than_allowed(
+    demo: Demo, bad: list[bool], budget: int
+) -> None:
+    world = World(demo(), DecideSettings(stability=StabilitySettings(moves_per_hour=budget)))
+    world.look()
+    for is_bad in bad:
+        world.change_cloud_links(demo, **(DEGRADED if is_bad else {}))
+        world.wait(9_000.0)
+        world.looks(3)
+    assert len(world.moves) - 1 <= budget
+
+
+def test_a_memory_that_was_logged_before_beliefs_existed_is_read() -> None:
+    old = msgspec.json.decode(msgspec.json.encode(Memory(looks=2)))
+    del old["beliefs"]
+    assert msgspec.convert(old, Memory) == Memory(looks=2)
