@@ -167,9 +167,9 @@ def ratio_left(slow: Slowed, now_ms: float, s: CautionSettings) -> float:
 def measured_by(costs: CostModel, view: ServiceView) -> Measured:
     """What the running plan's measured runs say of each of its agents."""
     sums: dict[AgentId, tuple[float, float]] = {}
-    for _, agent, ratio, weight, _ in costs.measured_of(view):
-        total, weights = sums.get(agent, (0.0, 0.0))
-        sums[agent] = (total + ratio * weight, weights + weight)
+    for ran in costs.measured_of(view):
+        total, weights = sums.get(ran.agent, (0.0, 0.0))
+        sums[ran.agent] = (total + ran.log_ratio * ran.weight, weights + ran.weight)
     prior = costs.settings.prior_samples
     return {a: (total / weights, weights / (weights + prior)) for a, (total, weights) in sums.items() if weights > 0}
 

@@ -441,10 +441,10 @@ class CostModel:
     def _calibrate(self) -> Calibration:
         seen = [one for view in self.snapshot.services.values() for one in self.measured_of(view)]
         elsewhere = self.snapshot.fleet.elsewhere
-        if not seen and not elsewhere.weight:
+        by_agent: dict[AgentId, list[tuple[float, float]]] = {a.id: [] for a in self.agents.values() if a.booked.weight}
+        if not seen and not elsewhere.weight and not by_agent:
             return Calibration()
         fleet = self._shrunk([(one.log_ratio, one.weight) for one in seen], 0.0, elsewhere)
-        by_agent: dict[AgentId, list[tuple[float, float]]] = {a.id: [] for a in self.agents.values() if a.booked.weight}
         for one in seen:
             by_agent.setdefault(one.agent, []).append((one.log_ratio, one.weight))
         agents = {agent: self._shrunk(pairs, fleet, self.agents[agent].booked) for agent, pairs in by_agent.items()}
