@@ -71,6 +71,8 @@ class ProfileSums:
     per_item_ms: Floats
     param_bytes: Floats
     file_bytes: Floats
+    sent_bytes: Floats
+    """[B+1] `bytes_before` of every block, and of the end, in fp32."""
 
     @staticmethod
     def of(model: ModelProfile) -> ProfileSums:
@@ -80,6 +82,7 @@ class ProfileSums:
             _prefix([b.per_item_ms for b in model.blocks]),
             _prefix([float(b.param_bytes) for b in model.blocks]),
             _prefix([float(b.file_bytes or b.param_bytes) for b in model.blocks]),
+            np.array([model.input_bytes_per_item, *(b.cut_bytes_per_item for b in model.blocks)], dtype=np.float64),
         )
 
     def timed(self, times: Sequence[BlockTime]) -> ProfileSums:
@@ -132,13 +135,14 @@ class ProfileSums:
 
     def cut_bytes(self, how: ActivationFormat) -> Floats:
         """[B+1] `bytes_before` of every block, and of the end."""
-        return np.array(
-            [self.bytes_before(block, how) for block in range(len(self.model.blocks) + 1)], dtype=np.float64
-        )
+        if how == "fp32":
+            return self.sent_bytes
+        inner = [self.bytes_before(block, how) for block in range(1, len(self.model.blocks))]
+        return np.array([self.sent_bytes[0], *inner, self.sent_bytes[-1]], dtype=np.float64)
 
     def convert_times(self, how: ActivationFormat) -> Floats:
         """[B+1] `convert_ms` of every block, and of the end."""
-        times = CONVERT_MS_PER_MB[how] / 1e6 * self.cut_bytes("fp32")
+        times = self.sent_bytes * (CONVERT_MS_PER_MB[how] / 1e6)
         times[0] = times[-1] = 0.0
         return times
 

@@ -211,23 +211,25 @@ def _priced(
     hop_overhead_ms: float,
     how: ActivationFormat,
 ) -> Chains:
-    rows, count, blocks = np.arange(len(head)), len(terrain.agents), sums.whole.stop
-    two = (head != tail).astype(np.float64)
+    count, blocks = len(terrain.agents), sums.whole.stop
+    two = head != tail
     per_cut, convert = sums.cut_bytes(how), sums.convert_times(how)
     answer = per_cut[blocks]
+    at_head = np.arange(len(head)) * count + head
+    at_tail = (np.arange(len(head)) * count + tail)[two]
 
     def spread(prefix: Floats) -> Floats:
-        """From [A, B+1] prefix sums of each agent."""
-        out = np.zeros((len(head), count))
-        out[rows, head] += prefix[head, cut]
-        out[rows, tail] += prefix[tail, -1] - prefix[tail, cut]
-        return out
+        """[C, A] what falls on each agent of a chain, from [A, B+1] prefix sums of each agent."""
+        out = np.zeros(len(head) * count)
+        out[at_head] = prefix[head, cut]
+        out[at_tail] = (prefix[tail, -1] - prefix[tail, cut])[two]
+        return out.reshape(-1, count)
 
     fixed, per_item = terrain.times(sums)
     first = terrain.ms_per_byte[count, head] * (per_cut[0] + answer)
     second = two * terrain.ms_per_byte[head, tail] * (per_cut[cut] + answer)
-    active = np.zeros((len(head), count))
-    active[rows, head] = active[rows, tail] = 1.0
+    active = np.zeros(len(head) * count)
+    active[at_head] = active[at_tail] = 1.0
     return Chains(
         head=head, tail=tail, cut=cut,
         busy_fixed=spread(fixed),
@@ -237,7 +239,7 @@ def _priced(
         jitter_variance=terrain.jitter_variance[count, head] + two * terrain.jitter_variance[head, tail],
         link_item=np.maximum(first, second),
         params=spread(np.broadcast_to(sums.param_bytes, (count, blocks + 1))),
-        active=active,
+        active=active.reshape(-1, count),
         blocks=blocks,
     )  # fmt: skip
 
@@ -270,7 +272,7 @@ def table_of(
     by_variant = dict(zip(names, kept, strict=True))
     chains_by_index = tuple(by_variant.get(name, kept[0]) for name in stage.variants)
     busy, delay, variance, jitter, link, memory, hops, accuracy = (
-        np.concatenate([p[at] for p in parts]) for at in range(8)
+        columns[0] if len(columns) == 1 else np.concatenate(columns) for columns in zip(*parts, strict=True)
     )
     return Table(
         stage, chains_by_index, tuple(stage.variants), busy, delay, variance, jitter, link, memory, accuracy, hops,
@@ -343,7 +345,26 @@ def _share_end(count: int, whole: int) -> int:
 
 
 def _costs_of(layouts: Ints, chains: Chains, sums: ProfileSums, items: float, variation: float) -> tuple[Floats, ...]:
-    """The columns of `Table`, from `busy` to `hops`, without `accuracy`."""
+    """The columns of `Table`, from `busy` to `hops`, without `accuracy`; the layouts are each chain alone, then several side by side."""
+    work = chains.busy_fixed + items * chains.busy_item
+    alone = (
+        work,
+        chains.delay_fixed + items * chains.delay_item + work.sum(axis=1),
+        np.square(variation * work).sum(axis=1) + chains.jitter_variance,
+        chains.jitter_variance,
+        items * chains.link_item,
+        chains.params + chains.active * (sums.model.activation_bytes * max(1.0, items)),
+        chains.active.sum(axis=1),
+    )
+    if len(layouts) == len(chains):
+        return alone
+    several = _costs_of_several(layouts[len(chains) :], chains, sums, items, variation)
+    return tuple(np.concatenate(columns) for columns in zip(alone, several, strict=True))
+
+
+def _costs_of_several(
+    layouts: Ints, chains: Chains, sums: ProfileSums, items: float, variation: float
+) -> tuple[Floats, ...]:
     count, agents = len(layouts), chains.busy_fixed.shape[1]
     busy, memory = np.zeros((count, agents)), np.zeros((count, agents))
     delay, variance, jitter, link, hops = (np.zeros(count) for _ in range(5))

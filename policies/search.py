@@ -137,17 +137,17 @@ def prefilter(table: Table, yard: Yard, floor: float, best_others: float, *, is_
     Single agents always stay.
     """
     legal = (table.memory <= yard.free_bytes).all(axis=1) & (table.accuracy * best_others >= floor - 1e-9)
-    table = table.take(np.flatnonzero(legal))
+    if not legal.all():
+        table = table.take(np.flatnonzero(legal))
     if len(table) <= ROWS_PER_SCENARIO:
         return table
-    own = 0.0 if is_only else float(np.median(table.busy.sum(axis=1)))
+    scores = _scores(table, yard)[None] if is_only else _surrounded(table, yard)
     keep = (table.lanes[:, 2] < 0) & (table.hops == 1)
-    for variant in np.unique(table.lanes[:, 0]):
+    for variant in range(len(table.variants)):
         rows = np.flatnonzero(table.lanes[:, 0] == variant)
-        depth = min(ROWS_PER_SCENARIO, len(rows))
-        some = table.take(rows)
-        scores = _scores(some, yard)[None] if is_only else _surrounded(some, yard, own)
-        keep[rows[np.argpartition(scores, depth - 1, axis=1)[:, :depth]]] = True
+        if len(rows):
+            depth = min(ROWS_PER_SCENARIO, len(rows))
+            keep[rows[np.argpartition(scores[:, rows], depth - 1, axis=1)[:, :depth]]] = True
     return table.take(np.flatnonzero(keep))
 
 
@@ -155,13 +155,13 @@ def _scores(table: Table, yard: Yard) -> Floats:
     return yard.score(table.busy.T, table.delay, table.variance, table.jitter_variance, table.link, table.hops)
 
 
-def _surrounded(table: Table, yard: Yard, around_ms: float) -> Floats:
-    """[1 + A, L] scores of the rows as they are, and with each agent in turn kept busy so long by other stages.
+def _surrounded(table: Table, yard: Yard) -> Floats:
+    """[1 + A, L] scores of the rows as they are, and with each agent in turn kept busy by other stages, as long as by this one.
 
     What others put on an agent counts toward its saturation and queue, so it is added to the layout's own.
     """
     busy = np.ascontiguousarray(table.busy.T)
-    loads = [yard.loads(busy), yard.loads(busy + around_ms)]
+    loads = [yard.loads(busy), yard.loads(busy + float(np.median(table.busy.sum(axis=1))))]
     agents, rows = busy.shape
     saturation, needed, wait = (np.empty((1 + agents, rows)) for _ in range(3))
     for around in range(1 + agents):
@@ -191,14 +191,13 @@ def search(
     order = [0]
     if len(tables) > 1:
         order = sorted(range(len(tables)), key=lambda at: -float(np.median(tables[at].busy.sum(axis=1))))
-    beam = _Beam.empty(len(tables), len(yard.busy))
+    beam, rough = _Beam.empty(len(tables), len(yard.busy)), np.zeros(1)
     for depth, at in enumerate(order):
         others = float(np.prod([tables[o].accuracy.max() for o in order[depth + 1 :]]))
-        beam, _ = _extend(beam, tables, at, yard, floor / max(others, 1e-9), BEAM, named)
+        beam, rough = _extend(beam, tables, at, yard, floor / max(others, 1e-9), BEAM, named)
         if not len(beam.rows):
             return []
     found: dict[tuple[int, ...], float] = {}
-    rough = _rough(beam, yard)
     for state in range(len(beam.rows)):
         rows, score = tuple(int(r) for r in beam.rows[state]), float(rough[state])
         if state < 3 and len(tables) > 1:  # With one table the beam has seen every row.
@@ -262,10 +261,6 @@ def _varied(first: Ints, states: Ints, named: Sequence[Ints], at: int, width: in
         if len(picked) == width:
             break
     return picked
-
-
-def _rough(beam: _Beam, yard: Yard) -> Floats:
-    return yard.score(beam.busy.T, beam.delay, beam.variance, beam.jitter_variance, beam.link, beam.hops)
 
 
 def _polish(
