@@ -23,14 +23,16 @@ _KINDS = (
 
 
 def random_world(
-    seed: int, *, devices: tuple[int, int] = (1, 12), stages: tuple[int, int] = (1, 4), blocks: tuple[int, int] = (1, 24)
+    seed: int, *, devices: tuple[int, int] = (1, 12), stages: tuple[int, int] = (1, 4), blocks: tuple[int, int] = (1, 24),
+    variants: int = 3, items: int = 12, runs: bool = True,
 ) -> Snapshot:  # fmt: skip
-    """One service (`SERVICE`) to plan, sometimes with a plan that runs already and beside another service.
+    """One service (`SERVICE`) to plan, sometimes with a plan that runs already (if it `runs`) and beside another service.
 
-    Numbers of devices, ONNX stages and blocks per model are drawn from the given ranges, both ends included.
+    Numbers of devices, ONNX stages and blocks per model are drawn from the given ranges, both ends included; `variants` and
+    `items` are the most of them that a stage has.
     """
     rng = np.random.default_rng(seed)
-    spec, models = _service(rng, SERVICE, stages, blocks)
+    spec, models = _service(rng, SERVICE, stages, blocks, variants, items)
     whole_ms = sum(_run_ms(models[s.variants[-1]], s.items) for s in spec.onnx_stages())
     size = sum(_bytes(models[s.variants[-1]]) for s in spec.onnx_stages())
     agents = _agents(rng, int(rng.integers(devices[0], devices[1] + 1)), size)
@@ -45,11 +47,11 @@ def random_world(
     }
     if rng.random() < 0.3:
         contract["accuracy_floor"] = float(rng.choice([0.5, 0.8, 0.95]))
-    running = _anywhere(rng, spec, models, ids) if rng.random() < 0.4 else None
+    running = _anywhere(rng, spec, models, ids) if rng.random() < 0.4 and runs else None
     entry = AgentId(str(rng.choice(ids))) if rng.random() < 0.7 else None
     views = {SERVICE: ServiceView(spec=spec, contract=contract_from(contract), running=running, entry=entry)}
     if rng.random() < 0.4:
-        other, more = _service(rng, OTHER, (1, 2), (2, 6))
+        other, more = _service(rng, OTHER, (1, 2), (2, 6), 1, 12)
         models |= more
         promise = contract_from(
             {"service_id": OTHER, "latency_p99_ms": 1000, "throughput_rps": 0.2, "availability_sla": "95%"}
@@ -90,7 +92,12 @@ def _links(rng: np.random.Generator, agents: dict[AgentId, AgentView]) -> dict[s
 
 
 def _service(
-    rng: np.random.Generator, name: ServiceId, stages: tuple[int, int], blocks: tuple[int, int]
+    rng: np.random.Generator,
+    name: ServiceId,
+    stages: tuple[int, int],
+    blocks: tuple[int, int],
+    variants: int,
+    items: int,
 ) -> tuple[ServiceSpec, dict[ModelName, ModelProfile]]:
     made: list[Stage] = []
     models: dict[ModelName, ModelProfile] = {}
@@ -99,17 +106,17 @@ def _service(
             made.append(PythonStage(name=StageName(f"p{at}"), step="step", typical_ms=float(rng.uniform(0.5, 20.0))))
         axis = "patch" if rng.random() < 0.4 else None
         size, cost = float(10 ** rng.uniform(6.0, 8.0)), float(10 ** rng.uniform(0.3, 2.3))
-        items = float(rng.integers(1, 13)) if axis else 1.0
-        variants = []
-        for grade in range(int(rng.choice([1, 1, 2, 3]))):
+        count = float(rng.integers(1, items + 1)) if axis else 1.0
+        names = []
+        for grade in range(min(variants, int(rng.choice([1, 1, 2, 3])))):
             model = _model(
-                rng, f"{name}-{at}-{grade}", int(rng.integers(blocks[0], blocks[1] + 1)), size, cost / items, axis
+                rng, f"{name}-{at}-{grade}", int(rng.integers(blocks[0], blocks[1] + 1)), size, cost / count, axis
             )
             accuracy = 1.0 - 0.15 * grade * float(rng.random())
-            variants.append(model.name)
+            names.append(model.name)
             models[model.name] = _smaller(model, grade, accuracy)
         made.append(OnnxStage(
-            name=StageName(f"s{at}"), variants=tuple(variants), inputs={"x": "in"}, outputs={"y": "out"}, items=items,
+            name=StageName(f"s{at}"), variants=tuple(names), inputs={"x": "in"}, outputs={"y": "out"}, items=count,
             axis="patch" if axis else None, raw=bool(rng.random() < 0.4),
         ))  # fmt: skip
     return ServiceSpec(id=name, inputs=(), outputs=(), stages=tuple(made)), models

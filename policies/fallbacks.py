@@ -9,7 +9,7 @@ import msgspec
 from policies.costs import CostModel, ProfileSums
 from policies.fleet import AgentView
 from policies.ids import AgentId, ModelName, StageName
-from policies.limits import held_by, may_hold, usable_bytes
+from policies.limits import held_by, may_hold
 from policies.plan import Plan, StagePlan
 from policies.predict import Predictor
 
@@ -29,7 +29,7 @@ class Spares:
     def __init__(self, predictor: Predictor, agents: Sequence[AgentView]) -> None:
         self._p = predictor
         self._agents = agents
-        self._free = {a.id: usable_bytes(a, predictor.settings) - predictor.foreign_memory.get(a.id, 0) for a in agents}
+        self._free = {a.id: predictor.room_bytes(a) for a in agents}
         self._specs = {stage.name: stage for stage in predictor.view.spec.onnx_stages()}
         self._times: dict[tuple[StageName, ModelName], list[tuple[float, AgentId]]] = {}
 

@@ -15,7 +15,7 @@ from policies.costs import ProfileSums
 from policies.fleet import AgentView
 from policies.ids import ModelName
 from policies.layouts import Terrain
-from policies.limits import may_hold, usable_bytes
+from policies.limits import may_hold
 from policies.partition import MAX_DEVICES, Objective, Route, Work
 from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
 from policies.predict import Predictor
@@ -27,7 +27,7 @@ def plan_for(p: Predictor, agents: Sequence[AgentView], objective: Objective) ->
     """One lane per stage, without fallbacks and with epoch 0; None when no variants fit. At most `MAX_DEVICES` agents."""
     agents = agents[:MAX_DEVICES]
     terrain = Terrain.of(p.costs, agents, p.entry)
-    free = np.array([float(usable_bytes(a, p.settings) - p.foreign_memory.get(a.id, 0)) for a in agents])
+    free = np.array([float(p.room_bytes(a)) for a in agents])
     base = np.array([p.background[a.id].busy for a in agents])
     for models in _choices(p):
         works = [

@@ -21,7 +21,7 @@ from policies.decision import Prediction
 from policies.fleet import AgentView
 from policies.ids import AgentId, ServiceId
 from policies.latency import Course, Distribution, Grid, Track, normal_cdf_at, pipelines
-from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of
+from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of, usable_bytes
 from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
@@ -132,6 +132,10 @@ class Predictor:
     def link_up(self, src: AgentId, dst: AgentId) -> float:
         """Share of time in which the way between two agents works, the worse direction."""
         return min(self.costs.link(src, dst).availability, self.costs.link(dst, src).availability)
+
+    def room_bytes(self, agent: AgentView) -> int:
+        """What this service's shards may take on an agent; none where others have taken more than there is."""
+        return max(0, usable_bytes(agent, self.settings) - self.foreign_memory.get(agent.id, 0))
 
     def moving_memory(self, plan: Plan) -> dict[AgentId, int]:
         """Bytes per agent while the running plan still serves and this one is already loaded."""

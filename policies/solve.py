@@ -74,7 +74,8 @@ def candidates(
             continue  # A wish steers and never breaks: where it leaves no plan, others are looked for.
     scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s, limit)
     if all(entry.prediction.throughput_rps < p.rate_rps for entry in scored):
-        scored += _longer(p, everybody, "throughput", w, s)
+        known = {entry.plan.layout() for entry in scored}
+        scored += [e for e in _longer(p, everybody, "throughput", w, s) if e.plan.layout() not in known]
     return _ranked(scored, s.tie, p.view.contract.latency_p99_ms)[:limit]
 
 
@@ -151,11 +152,7 @@ def _longer(
     p: Predictor, everybody: Sequence[AgentView], objective: Objective, w: Weights, s: SolverSettings
 ) -> list[Scored]:  # fmt: skip
     """A plan with chains of any length, for when shorter ones do not fit or do not carry the load; at most one."""
-
-    def room(agent: AgentView) -> float:
-        return usable_bytes(agent, p.settings) - p.foreign_memory.get(agent.id, 0)
-
-    roomy = sorted(everybody, key=lambda a: (a.id != p.entry, -room(a)))[:MAX_DEVICES]
+    roomy = sorted(everybody, key=lambda a: (a.id != p.entry, -p.room_bytes(a)))[:MAX_DEVICES]
     for agents in (_narrowed(p, everybody, MAX_DEVICES), roomy):
         plan = plan_for(p, agents, objective)
         if plan is not None:
@@ -211,7 +208,7 @@ def _yard(p: Predictor, agents: Sequence[AgentView], weights: Weights) -> Yard:
     at_entry = p.rate_rps * python_ms / 1000.0
     busy += np.array([at_entry if a.id == p.entry else 0.0 for a in agents])
     least = 0.0 if p.entry is None else min(1.0, p.background[p.entry].busy + at_entry)
-    free = np.array([float(usable_bytes(a, p.settings) - p.foreign_memory.get(a.id, 0)) for a in agents])
+    free = np.array([float(p.room_bytes(a)) for a in agents])
     return Yard(
         p.view.contract, weights, p.rate_rps, np.minimum(busy, 0.98), free, least if steps else 0.0, python_ms,
         p.settings.sigma_unmeasured, p.settings.sigma_capacity,
@@ -252,10 +249,10 @@ def _why_no_layout(p: Predictor, stage: OnnxStage, agents: Sequence[AgentView], 
         )
     smallest = min(int(p.costs.sums(m).param_bytes[-1]) for m in stage.variants)
     able = [a for a in agents if may_hold(a, contract, stage, p.costs.sums(stage.variants[0]).whole)]
-    roomiest = max((usable_bytes(a, p.settings) - p.foreign_memory.get(a.id, 0) for a in able), default=0)
+    roomiest = max((p.room_bytes(a) for a in able), default=0)
     return (
         f"Memory binds: stage {stage.name} needs {smallest / 1e6:.3g} MB and its activations, and the roomiest agent "
-        f"that may run it has {max(0, roomiest) / 1e6:.3g} MB with {_headroom(p)} headroom."
+        f"that may run it has {roomiest / 1e6:.3g} MB with {_headroom(p)} headroom."
     )
 
 

@@ -13,7 +13,7 @@ from policies.decision import Proposal
 from policies.fleet import AgentView
 from policies.ids import AgentId, ServiceId
 from policies.limits import usable_bytes
-from policies.plan import GRAIN, Plan, Span, cover_faults, items_of
+from policies.plan import GRAIN, WHOLE_AXIS, Plan, Span, StagePlan, cover_faults, items_of, make_lane
 from policies.predict import Predictor
 from policies.score import Scored
 from policies.service import ModelProfile, OnnxStage, ServiceSpec
@@ -169,6 +169,27 @@ def test_a_plan_that_fits_by_a_hair_is_refused(one_stage: Demo, agent: Callable[
         agent("a", "x86", memory_budget_bytes=8_100_000), agent("b", "x86", memory_budget_bytes=8_100_000)
     )  # fmt: skip
     assert all(has_block_split(entry.plan) for entry in candidates(two, READER))
+
+
+def test_a_device_that_others_overdraw_does_not_hide_the_rest(
+    one_stage: Demo,
+    agent: Callable[..., AgentView],
+    model: Callable[..., ModelProfile],
+    stage: Callable[..., OnnxStage],
+) -> None:
+    """Another service's plan takes more of one device than there is: nothing goes there, and the others serve as ever."""
+    snapshot = one_stage(agent("full", "x86", memory_budget_bytes=4 << 20), agent("free", "x86", slowdown=3.0))
+    big = model("big", 5.0, 80_000_000, 1_000, 1_000)
+    other = ServiceId("other")
+    spec = ServiceSpec(id=other, inputs=(), outputs=(), stages=(stage("o", "big"),))
+    lane = make_lane(spec.onnx_stages()[0].name, big.name, None, WHOLE_AXIS, ((AgentId("full"), Span(0, 8)),))
+    running = Plan(service_id=other, epoch=1, stages=(StagePlan(stage=lane.shards[0].stage, model=big.name, axis=None, lanes=(lane,)),))  # fmt: skip
+    view = msgspec.structs.replace(snapshot.services[READER], spec=spec, running=running)
+    snapshot = msgspec.structs.replace(
+        snapshot, services={**snapshot.services, other: view}, models={**snapshot.models, big.name: big}
+    )
+    for entry in candidates(snapshot, READER):
+        assert entry.plan.agents() == {"free"}
 
 
 def test_the_more_accurate_variant_wins_a_tie(demo: Demo) -> None:
