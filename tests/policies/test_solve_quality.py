@@ -75,9 +75,9 @@ def best_score(snapshot: Snapshot) -> float | None:
 
 def small_worlds() -> Iterator[Snapshot]:
     """Nothing runs yet, so every legal plan can be loaded."""
-    for seed in range(110):
+    for seed in range(220):
         yield random_world(seed, devices=(1, 4), stages=(1, 1), blocks=(1, 6), runs=False)
-    for seed in range(40):
+    for seed in range(100):
         yield random_world(1_000 + seed, devices=(1, 3), stages=(2, 2), blocks=(1, 3), runs=False, variants=1, items=3)
 
 
@@ -92,7 +92,7 @@ def test_hardly_any_plan_is_better_than_what_the_solver_finds() -> None:
             continue
         if optimum is not None:  # Else only a chain of three fits, or three lanes.
             gaps.append(found - optimum)
-    assert len(gaps) > 100
+    assert len(gaps) > 200
     assert float(np.quantile(gaps, 0.95)) <= TIE
-    assert max(gaps) <= 0.05
+    assert max(gaps) <= 2 * TIE
     assert float(np.mean(gaps)) <= 0.002
