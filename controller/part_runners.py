@@ -29,13 +29,14 @@ DEADLINE_S = 120.0
 class PartRunner:
     """Runs parts side by side; `last` says where they ran last."""
 
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, worth_bytes: int = WORTH_PROCESSES_BYTES) -> None:
         self._cloud = cloud
+        self._worth_bytes = worth_bytes
         self.last = ""
 
     async def __call__(self, parts: Sequence[bytes]) -> list[bytes]:
         """The answers in the order of the parts. A Ray that fails is no reason to have no plan."""
-        if sum(map(len, parts)) < WORTH_PROCESSES_BYTES:
+        if sum(map(len, parts)) < self._worth_bytes:
             self.last = "here"
             return await run_here(parts)
         if self._cloud.is_up:
@@ -64,9 +65,14 @@ def in_processes(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def on_ray(parts: Sequence[bytes], *, cpus: float, deadline_s: float = DEADLINE_S) -> list[bytes]:
-    """One Ray task per part; tasks that claim no core are started as many at once as this machine has cores. Raises RayError."""
+    """One Ray task per part; tasks that claim no core are started as many at once as this machine has cores.
+
+    Raises RayError, ConnectionError.
+    """
     import ray
 
+    if not ray.is_initialized():
+        raise ConnectionError("this controller is not connected to Ray")  # Ray itself would start another one.
     task: Any = ray.remote(num_cpus=cpus, max_retries=2)(plan_part)
     width = len(parts) if cpus > 0 else os.cpu_count() or 1
     ends_s = time.monotonic() + deadline_s

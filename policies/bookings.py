@@ -125,7 +125,9 @@ class Bookings:
             fleet=Fleet(agents=agents, links=fleet.links, elsewhere=fleet.elsewhere.plus(self.elsewhere(service))),
             models={name: world.models[name] for name in sorted(names) if name in world.models},
             services={service: view},
-            learned=world.learned,
+            learned=msgspec.structs.replace(
+                world.learned, models={name: off for name, off in world.learned.models.items() if name in names}
+            ),
             device_profiles={
                 name: world.device_profiles[name] for name in sorted(names) if name in world.device_profiles
             },

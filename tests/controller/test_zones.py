@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.synthetic import fleet_snapshot
 from controller.cloud import Cloud
-from controller.part_runners import WORTH_PROCESSES_BYTES, PartRunner, in_processes
+from controller.part_runners import PartRunner
 from controller.settings import CloudSettings
 from controller.together import run_here
 from controller.zones import Part, PartPlans, Placed, bundled, by_urgency, homes, merged, part_bytes, plans_from
@@ -79,11 +78,6 @@ async def test_parts_say_the_same_as_the_whole_where_zones_do_not_meet() -> None
         assert placed == {service: booked.scored.plan for service, booked in whole.booked.items()}
 
 
-async def test_processes_say_what_a_thread_says() -> None:
-    parts = _parts(_world(100, 12), 2)
-    assert await asyncio.to_thread(in_processes, parts) == await run_here(parts)
-
-
 @pytest_asyncio.fixture
 async def ray_cloud() -> AsyncIterator[Cloud]:
     """A local Ray without a cloud agent."""
@@ -95,11 +89,19 @@ async def ray_cloud() -> AsyncIterator[Cloud]:
 
 
 async def test_ray_tasks_say_what_a_thread_says(ray_cloud: Cloud) -> None:
-    parts = _parts(_world(200, 170), 3)
-    assert sum(map(len, parts)) >= WORTH_PROCESSES_BYTES
-    runner = PartRunner(ray_cloud)
+    parts = _parts(_world(), 3)
+    runner = PartRunner(ray_cloud, worth_bytes=0)
     assert await runner(parts) == await run_here(parts)
     assert runner.last == "ray"
+
+
+async def test_without_its_ray_a_controller_plans_in_processes() -> None:
+    cloud = Cloud(CloudSettings(ray="local", agents=0))
+    cloud.is_up = True  # As after the loss of the cluster.
+    parts = _parts(_world(100, 12), 2)
+    runner = PartRunner(cloud, worth_bytes=0)
+    assert await runner(parts) == await run_here(parts)
+    assert runner.last == "processes"
 
 
 async def test_little_is_planned_where_it_is() -> None:
