@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer runs, for a first impression")
     parser.add_argument("--base-url", metavar="URL", help="of the model that `llm` measures, OpenAI-compatible")
     parser.add_argument("--model", help="its name there")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="where `policies` draws a PNG per scenario")
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.names if name not in NAMES]
     if unknown:
@@ -43,7 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(stderr=False)
     rows: list[Row] = []
     for name in chosen.names or NAMES:
-        options = {"base_url": chosen.base_url, "model": chosen.model} if name == "llm" else {}
+        options = {
+            "llm": {"base_url": chosen.base_url, "model": chosen.model},
+            "policies": {"pictures": chosen.pictures},
+        }.get(name, {})
         try:
             found = importlib.import_module(f"benchmarks.{name}").run(quick=chosen.quick, **options)
         except TidegateError as error:

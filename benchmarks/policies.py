@@ -1,7 +1,7 @@
 """Policies compared on simulated days: minutes of violation, p99, energy and moves, for each and as a ratio to the oracle.
 
 Recorded traces are read from the directory in TIDEGATE_TRACES; without it the series are made up, and the note says so. Scenarios
-and seeds are played side by side in as many processes as there are cores.
+and seeds are played side by side in as many processes as there are cores. With `--pictures DIR` the first seed of each scenario is drawn.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ import numpy as np
 
 from benchmarks.common import Row, at_most
 from controller.simulate_cli import BUILT_IN, load_scenario
+from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
-from policies.scenario import world_of
-from policies.simulate import simulate
+from policies.scenario import Scenario, Trace, World, world_of
+from policies.simulate import Result, simulate
 from policies.simulate_choosers import CHOOSERS, chooser_of
 
 QUICK_SECONDS, FULL_SECONDS = 600.0, 8_640.0
 """Per scenario and seed; five scenarios of 2.4 hours are half a simulated day."""
 QUICK_SEEDS, FULL_SEEDS = (1,), (1, 2)
 MAX_MOVES_PER_HOUR = 6.0
+DRAWN = ("solver", "oracle", "static", "latency-greedy", "memory-proportional")
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +48,13 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     """Per request."""
     cpu_s: float
     """Processor time that playing it took."""
+    seed: int
+    result: Result
+    """Without its decisions and plans."""
 
 
-def run(quick: bool) -> list[Row]:
-    """Rows per scenario and policy, then per policy, then the goals over all of them."""
+def run(quick: bool, pictures: Path | None = None) -> list[Row]:
+    """Rows per scenario and policy, then per policy, then the goals over all of them; a PNG per scenario in `pictures`."""
     seconds, seeds = (QUICK_SECONDS, QUICK_SEEDS) if quick else (FULL_SECONDS, FULL_SEEDS)
     scenarios = sorted(path.stem for path in BUILT_IN.glob("*.toml"))
     # The slow ones first, so that no core waits for the last of them alone.
@@ -57,6 +62,12 @@ def run(quick: bool) -> list[Row]:
     jobs = list(itertools.product(policies, scenarios, seeds, (seconds,)))
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as workers:
         played = list(workers.map(play, *zip(*jobs, strict=True)))
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        for scenario in scenarios:
+            some = {p.policy: p.result for p in played if p.scenario == scenario and p.seed == seeds[0]}
+            drawn = {name: some[name] for name in DRAWN}
+            (pictures / f"{scenario}.png").write_bytes(picture(_world(scenario, seeds[0], seconds), drawn))
     rows = [
         _row(f"{scenario}, {policy}", [p for p in played if p.scenario == scenario and p.policy == policy])
         for scenario, policy in itertools.product(scenarios, CHOOSERS)
@@ -68,15 +79,24 @@ def run(quick: bool) -> list[Row]:
 def play(policy: str, name: str, seed: int, seconds: float) -> Played:
     """One policy on one scenario, for so many simulated seconds."""
     began_s = time.process_time()
-    directory = os.environ.get("TIDEGATE_TRACES")
-    scenario = msgspec.structs.replace(load_scenario(name), seconds=seconds)
-    traces = traces_for(scenario, Path(directory) if directory else None)
-    result = simulate(world_of(scenario, seed, traces), chooser_of(policy), seed)
+    scenario = load_scenario(name)
+    result = simulate(_world(name, seed, seconds), chooser_of(policy), seed)
     return Played(
-        scenario=name, policy=policy, traces=tuple(sorted(traces)), violated=result.violation_minutes,
+        scenario=name, policy=policy, traces=tuple(sorted(_traces(scenario))), violated=result.violation_minutes,
         minutes=len(result.minutes), moves=result.moves, requests=result.requests, failed=result.failed,
         p99_ms=result.p99_ms, energy_j=result.energy_j, cpu_s=time.process_time() - began_s,
+        seed=seed, result=msgspec.structs.replace(result, decisions=(), plans=()),
     )  # fmt: skip
+
+
+def _world(name: str, seed: int, seconds: float) -> World:
+    scenario = msgspec.structs.replace(load_scenario(name), seconds=seconds)
+    return world_of(scenario, seed, _traces(scenario))
+
+
+def _traces(scenario: Scenario) -> dict[str, Trace]:
+    directory = os.environ.get("TIDEGATE_TRACES")
+    return traces_for(scenario, Path(directory) if directory else None)
 
 
 def _row(name: str, played: Sequence[Played]) -> Row:

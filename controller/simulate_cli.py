@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.simulate_drawing import draw
+from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
 from policies.scenario import Scenario, World, scenario_from, world_of
 from policies.simulate import Result, simulate
@@ -40,6 +41,8 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     results = {name: simulate(world, chooser_of(name), arguments.seed) for name in chosen_policies(arguments.policy)}
     if arguments.svg is not None:
         Path(arguments.svg).write_text(draw(world, results), encoding="utf-8")
+    if arguments.png is not None:
+        Path(arguments.png).write_bytes(picture(world, results))
     if arguments.json:
         print(json.dumps({name: as_row(result) for name, result in results.items()}, indent=2))
     else:

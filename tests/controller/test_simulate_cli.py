@@ -22,7 +22,7 @@ def test_the_built_in_scenarios_are_sound(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_scenario_is_played_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "p.svg"
+    picture, image = tmp_path / "p.svg", tmp_path / "p.png"
     command = [
         "simulate",
         "flash-crowd",
@@ -32,6 +32,8 @@ def test_a_scenario_is_played_printed_and_drawn(tmp_path: Path, capsys: pytest.C
         "static,cloud-only",
         "--svg",
         str(picture),
+        "--png",
+        str(image),
         "--json",
     ]
     assert main(command) == 0
@@ -39,6 +41,8 @@ def test_a_scenario_is_played_printed_and_drawn(tmp_path: Path, capsys: pytest.C
     assert set(rows) == {"static", "cloud-only"}
     assert rows["static"]["requests"] == rows["cloud-only"]["requests"] > 10
     assert picture.read_text().startswith("<svg")
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert image.stat().st_size < 150_000
 
 
 @pytest.mark.parametrize(
