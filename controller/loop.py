@@ -205,8 +205,12 @@ class ControlLoop:
     def _is_due(self, service: ServiceId) -> bool:
         if self._desired.spec_of(self._desired.contracts[service].contract) is None:
             return False
-        state = self._service(service)
-        return (state.task is None or state.task.done()) and self._clock.now_ms() >= state.retry_ms
+        state, now_ms = self._service(service), self._clock.now_ms()
+        if (state.task is not None and not state.task.done()) or now_ms < state.retry_ms:
+            return False
+        is_quiet = state.trigger is None and not state.memory.is_risky and state.memory.favourite is None
+        waits_ms = self._settings.scale.quiet_every_ms if is_quiet and not self.world.is_small else 0.0
+        return now_ms - state.looked_ms >= waits_ms
 
     def snapshot(self) -> Snapshot:
         """The whole world as it is now."""

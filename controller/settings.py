@@ -70,6 +70,8 @@ class ScaleSettings:
     """... and cloud agents."""
     choose_again_ms: float = 30_000.0
     """A neighbourhood is chosen anew after this time, or when one of its agents is gone."""
+    quiet_every_ms: float = 5_000.0
+    """A service with nothing to report (no reason to look, no risk, no better plan in sight) is decided about this often."""
     look_apart_ms: float = 250.0
     """Looks at a large fleet are at least so far apart, however many agents join or are lost at once."""
     decide_at_once: int = 8

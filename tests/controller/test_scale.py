@@ -22,7 +22,7 @@ from policies.neighbourhood import places_of
 from sla.contract import parse_contract
 from tests.controller.test_loop import World
 
-SMALL = ScaleSettings(whole_up_to=3, near=3, clouds=1, plan_together=100, decide_at_once=2)
+SMALL = ScaleSettings(whole_up_to=3, near=3, clouds=1, plan_together=100, decide_at_once=2, quiet_every_ms=0.0)
 
 
 class LargeWorld(World):
@@ -238,3 +238,21 @@ async def test_a_crowd_that_joins_at_once_makes_few_looks(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert len(looks) == 1, "the first one is made at once, the next one only when some time has passed"
+
+
+async def test_a_quiet_service_is_looked_at_now_and_then_and_one_with_a_reason_at_once(
+    large: LargeWorld, spec: Any, models: Any
+) -> None:
+    large.loop_settings = LoopSettings(release_after_s=0.0, scale=dataclasses.replace(SMALL, quiet_every_ms=5_000.0))
+    large.build()
+    await large.fleet_of(4)
+    names = await large.serve(3, spec, models)
+    await large.settle(looks=12)
+    large.clock.advance(1_000)
+    large.loop.poke("operator", names[1])
+    due = [name for name in names if large.loop._is_due(name)]
+    assert names[1] in due
+    quiet = [name for name in names if name not in due]
+    large.clock.advance(5_000)
+    assert all(large.loop._is_due(name) for name in quiet)
+    assert quiet
