@@ -137,8 +137,9 @@ def cautious(
             remembered = Booked(log_ratio=weight * ratio_left(slow, snapshot.now_ms, s), weight=weight)
             slower[name] = msgspec.structs.replace(agent, booked=agent.booked.plus(remembered))
     rate = likely_rps(view.offered_rps, beliefs.loads, s)
-    if not links and not slower and rate == view.offered_rps:
-        return snapshot
+    promised_rps = view.contract.throughput_rps
+    if not links and not slower and max(rate, promised_rps) == max(view.offered_rps, promised_rps):
+        return snapshot  # What must be carried is the same: see `costs.required_rps`.
     fleet = msgspec.structs.replace(fleet, agents={**fleet.agents, **slower}, links={**fleet.links, **links})
     services = {**snapshot.services, service_id: msgspec.structs.replace(view, offered_rps=rate)}
     return msgspec.structs.replace(snapshot, fleet=fleet, services=services)
