@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks import live_records
 from benchmarks.common import Row, at_most, print_rows
-from benchmarks.live_fleet import FLEETS, LOADS, FleetPlan, LiveFleet
+from benchmarks.live_fleet import FLEETS, FleetPlan, LiveFleet
 from benchmarks.live_records import Load, Measured, Trial, measured
 from benchmarks.live_world import simulated
 from policies.decision import Prediction
@@ -117,7 +117,7 @@ def judge(trials: list[Trial]) -> list[Row]:
     cells = judged(trials)
     plans, runs = len(trials), len(cells)
     requests = sum(len(load.latency_ms) for trial in trials for load in trial.loads)
-    note = f"{plans} plans x {len(LOADS)} loads, {requests} requests"
+    note = f"{plans} plans under {runs} loads in all, {requests} requests"
     before = np.array([c.before.p99_ms / c.real.smooth_p99_ms - 1.0 for c in cells])
     raw = np.array([c.before.p99_ms / c.real.p99_ms - 1.0 for c in cells])
     rows = [
@@ -134,7 +134,7 @@ def judge(trials: list[Trial]) -> list[Row]:
     rows += _errors(
         "real p99, relative error of the prediction once the plan was measured", after, runs, "", with_goals=False
     )
-    for share in LOADS:
+    for share in sorted({c.load.share for c in cells}):
         of = np.array([c.load.share == share for c in cells])
         rows.append(
             _row(

@@ -41,6 +41,8 @@ class PredictSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Framing, scheduling and copying of one hop."""
     prior_samples: float = 20.0
     """How many samples weigh as much as the model."""
+    requests_to_trust: float = 50.0
+    """So many requests make a measured p50 and p99 half trusted."""
     measure_half_life_ms: float = 60_000.0
     """A measurement of this age counts half."""
     foreign_load_cap: float = 0.6

@@ -272,22 +272,35 @@ class Predictor:
         return sum(pushed.values()), max(pushed.values(), default=0) * per_byte_ms
 
     def _scale(self, plan: Plan) -> float:
-        """How much the model was off on the running plan; other plans inherit half of it."""
-        running = self.view.running
-        if running is None or self._bias == 0.0:
+        """How much the model was off on the running plan; other plans inherit half of what is off in the middle."""
+        running, (own, others) = self.view.running, self._bias
+        if running is None or own == others == 0.0:
             return 1.0
-        return math.exp(self._bias * (0.8 if running.layout() == plan.layout() else 0.5))
+        return math.exp(0.8 * own if running.layout() == plan.layout() else 0.5 * others)
 
-    def _model_bias(self) -> float:
-        running, measured = self.view.running, self.view.measured_p99_ms
+    def _model_bias(self) -> tuple[float, float]:
+        """Log-ratios of measured over predicted latency of the running plan: for itself, and for other plans.
+
+        A p99 is a fact about the running plan, and its worst requests have reasons of their own: other plans inherit what is off
+        at the median, where that was measured. Few requests tell little.
+        """
+        view, running, measured = self.view, self.view.running, self.view.measured_p99_ms
         if running is None or measured is None or not measured > 0 or not math.isfinite(measured):
-            return 0.0
+            return 0.0, 0.0
         if not running.agents() <= self.costs.agents.keys():
-            return 0.0
+            return 0.0, 0.0
         # It was measured at the load that was offered, which may be another than the one to predict for.
-        rate = self.view.offered_rps or self.rate_rps
-        predicted = self._latency(self._walk(running, self._loads(running, rate), rate)).quantile_ms(0.99)
-        return min(max(math.log(measured / max(predicted, 1e-3)), -0.7), 1.1)
+        rate = view.offered_rps or self.rate_rps
+        middle, tail = self._latency(self._walk(running, self._loads(running, rate), rate)).quantiles_ms((0.5, 0.99))
+        count, few = view.measured_requests, self.settings.requests_to_trust
+        trust = count / (count + few) if count else 1.0
+        own = trust * _log_ratio(measured, tail)
+        return own, own if view.measured_p50_ms is None else trust * _log_ratio(view.measured_p50_ms, middle)
+
+
+def _log_ratio(measured_ms: float, predicted_ms: float) -> float:
+    """Bounded: what is off by more than that has another reason than the model."""
+    return min(max(math.log(max(measured_ms, 1e-3) / max(predicted_ms, 1e-3)), -0.7), 1.1)
 
 
 def predict(plan: Plan, snapshot: Snapshot, settings: PredictSettings | None = None) -> Prediction:

@@ -36,6 +36,9 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """Keyed by `measure_key`."""
     measured_p99_ms: float | None = None
     """p99 of the requests since the running plan took effect; None while there are too few."""
+    measured_p50_ms: float | None = None
+    measured_requests: int = 0
+    """How many requests these two are of; 0 if that is not known."""
     pinned: bool = False
     """An operator pinned the running plan; only the loss of a device moves it."""
     constraints: tuple[Rule, ...] = ()
