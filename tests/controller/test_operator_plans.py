@@ -17,7 +17,7 @@ import pytest_asyncio
 import uvicorn
 
 from agents.ingress import EmbeddedServer
-from agents.messages import Activate, Address, Hello, Report
+from agents.messages import Activate, Address, Hello, Report, ServiceReport, ShardReport
 from controller.api import create_api
 from controller.cli import main
 from controller.core import Controller
@@ -27,11 +27,13 @@ from controller.plan_documents import PlanIn, plan_from
 from controller.present import shards_out
 from controller.records import AgentRecord
 from controller.simulate_cli import load_scenario
+from controller.world import LEARN_EVERY_MS
+from policies.costs import CostModel
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
 from policies.scenario import world_of
 from policies.simulate import Choice, Simulation
-from policies.snapshot import Snapshot
+from policies.snapshot import Learned, Snapshot
 from policies.solve import candidates
 from sla.errors import AgentLostError, InvalidInputError
 
@@ -265,3 +267,28 @@ async def test_the_command_applies_what_plan_show_printed(
     finally:
         server.should_exit = True
         await serving
+
+
+async def test_what_shards_took_teaches_the_snapshots_that_follow(site: Site, clock: Any) -> None:
+    shard = site.running.shards()[0]
+    before = site.controller.loop.snapshot()
+    assert before.learned == Learned()
+    modelled = CostModel(before).modelled_ms(shard.model, shard.agent, shard.blocks, 4.0)
+    for _ in range(12):
+        clock.advance(LEARN_EVERY_MS)
+        ran = ShardReport(
+            stage=shard.stage, blocks=shard.blocks, count=20, sum_ms=60 * modelled, sum_sq_ms=20 * (3 * modelled) ** 2,
+            items=80, provider="emulated",
+        )  # fmt: skip
+        service = ServiceReport(
+            service_id=TINY, epoch=site.running.epoch, ok=20, failed=0, fell_back=0, latency_buckets={}, shards=(ran,)
+        )
+        report = Report(
+            sequence=1, cpu_saturation=0, memory_free_bytes=1, queue_depth=0, loaded_bytes=0, services=(service,)
+        )
+        site.controller.telemetry.fold(shard.agent, report, clock.now_ms())
+        site.controller.loop.world.look()
+    learned = site.controller.loop.snapshot().learned
+    assert 0.3 < learned.models[shard.model] < 1.1, "three times the profile: the model's part of log 3"
+    assert learned.run_variation is not None
+    assert learned.run_variation < 0.1
