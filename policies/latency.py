@@ -7,9 +7,11 @@ always sums to one and a quantile is never under-stated by losing the tail.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +148,13 @@ def _from_cdf(grid: Grid, reached: Floats) -> Distribution:
     return Distribution(grid, np.maximum(_steps(closed), 0.0))
 
 
+COUPLED: Final = 0.15
+"""Share of requests that wait alike in all queues on their way. The same busy spell carries a request from queue to queue, so that waits
+are not independent; fitted to requests that queue one by one (`benchmarks.prediction`), over all quantiles from p50 to p99."""
+_LEVELS = np.linspace(0.0, 9.3, 94)
+"""Levels -ln(1 - u) at which quantiles of waits are added and compared; they reach beyond the 9999th of 10,000 requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Track:
     """Things done one after the other: their summed run and link time, and the queues stood in."""
@@ -153,13 +162,22 @@ class Track:
     mean_ms: float
     std_ms: float
     queues: tuple[tuple[float, float], ...] = ()
-    """(utilisation, mean wait) of each."""
+    """(chance, mean wait) of each, see `waiting`."""
+
+    def wait_ms(self) -> Floats:
+        """Waits in all queues together at `_LEVELS`, if a request that waits long in one waits long in all."""
+        total = np.zeros(len(_LEVELS))
+        for chance, mean in self.queues:
+            if mean > 0.0:
+                total += np.maximum(0.0, (mean / chance) * (_LEVELS + math.log(chance)))
+        return total
 
 
 def pipeline(grid: Grid, alone: Track, stages: Sequence[Sequence[Track]]) -> Distribution:
     """The sum of `alone` and, for each stage, the slowest of its tracks.
 
-    The same as `series` over `parallel` over `lognormal` and `waiting`, with all parts in one array (ten times faster).
+    Runs and links are independent. Waits of the tracks of a stage are as alike as can be: a request enters all of its lanes at once, so
+    the same requests are ahead of it in all queues. Waits of different stages are independent for most requests, see `COUPLED`.
     """
     return pipelines([Course(grid, alone, stages)])[0]
 
@@ -175,62 +193,86 @@ class Course:
     def tracks(self) -> list[Track]:
         return [self.alone, *(track for stage in self.stages for track in stage)]
 
+    def is_held_up(self) -> bool:
+        """Whether its queues are worth the while of asking how alike they are."""
+        tracks = self.tracks()
+        return sum(mean for track in tracks for _, mean in track.queues) > 0.01 * sum(track.mean_ms for track in tracks)
+
+    def waits_ms(self) -> list[Floats]:
+        """What the queues of each stage add to it, at `_LEVELS`."""
+        added = []
+        for stage in self.stages:
+            if any(track.queues for track in stage):
+                slowest = max(track.mean_ms for track in stage)
+                added.append(np.max([track.mean_ms + track.wait_ms() for track in stage], axis=0) - slowest)
+        return added
+
 
 def pipelines(courses: Sequence[Course]) -> list[Distribution]:
     """`pipeline` of each course; all must have grids of equally many bins. One pass over all of them costs little more than one."""
-    bins = courses[0].grid.bins
-    tracks = [(course.grid.step_ms, track) for course in courses for track in course.tracks()]
-    queues = [(step, *queue, at) for at, (step, track) in enumerate(tracks) for queue in track.queues]
-    whole = np.fft.rfft(_lognormals(tracks, bins), 2 * bins, axis=1)
-    if queues:
-        waits = np.fft.rfft(_waits(queues, bins), 2 * bins, axis=1)
-        for (*_, at), spectrum in zip(queues, waits, strict=True):
-            whole[at] *= spectrum
-    masses = _folded(np.fft.irfft(whole, 2 * bins, axis=1), bins)
-    return [Distribution(c.grid, mass) for c, mass in zip(courses, _summed(courses, masses, bins), strict=True)]
-
-
-def _summed(courses: Sequence[Course], masses: Floats, bins: int) -> list[Floats]:
-    """Per course the sum of its first row and, for each stage, the slowest of its rows; rows as in `Course.tracks`."""
-    firsts, parts, owner, at = [], [], [], 0
+    bins, edges = courses[0].grid.bins, _edges(courses[0].grid.bins)
+    reached = _lognormals([(course.grid.step_ms, track) for course in courses for track in course.tracks()], bins)
+    runs: list[Floats] = []
+    levels: list[Floats] = []
+    single: list[tuple[float, float]] = []
+    owners: tuple[list[int], list[int], list[int]] = ([], [], [])
+    """Whose the rows are: of runs, of waits as levels, and of waits in single queues."""
+    together: dict[int, int] = {}
+    at = 0
     for number, course in enumerate(courses):
-        firsts.append(masses[at])
-        at += 1
-        for stage in course.stages:
-            parts.append(np.cumsum(masses[at : at + len(stage)], axis=1).prod(axis=0))
-            owner.append(number)
-            at += len(stage)
-    if not parts:
-        return firsts
-    several = sorted(set(owner))
-    rows = np.concatenate([np.stack([firsts[number] for number in several]), _steps(np.stack(parts))])
-    spectra = np.fft.rfft(rows, 2 * bins, axis=1)
-    total = spectra[: len(several)]
-    for spectrum, number in zip(spectra[len(several) :], owner, strict=True):
-        total[several.index(number)] *= spectrum
-    for number, mass in zip(several, _folded(np.fft.irfft(total, 2 * bins, axis=1), bins), strict=True):
-        firsts[number] = mass
-    return firsts
+        step = course.grid.step_ms
+        for size in (1, *map(len, course.stages)):
+            runs.append(reached[at] if size == 1 else reached[at : at + size].prod(axis=0))
+            owners[0].append(number)
+            at += size
+        stages = course.waits_ms()
+        queues = [(chance, mean / step) for chance, mean in course.alone.queues if mean > 0.0]
+        if len(stages) + len(queues) > 1 and course.is_held_up():
+            together[number] = len(levels) + len(stages)
+            stages.append(course.alone.wait_ms() + sum(stages))
+        levels += [np.interp(edges, wait / step, _LEVELS) for wait in stages]
+        single += queues
+        owners[1].extend([number] * len(stages))
+        owners[2].extend([number] * len(queues))
+    rows = [np.stack(runs)]
+    if levels:
+        rows.append(1.0 - np.exp(-np.stack(levels)))
+    if single:
+        chances = np.array([[min(max(chance, 1e-6), 1.0)] for chance, _ in single])
+        rows.append(1.0 - chances * np.exp(edges * (-chances / np.array([[max(mean, 1e-6)] for _, mean in single]))))
+    everything = np.concatenate(rows)
+    everything[:, -1] = 1.0
+    spectra = np.fft.rfft(_steps(everything), 2 * bins, axis=1)
+    masses = _folded(np.fft.irfft(_multiplied(spectra, owners, together), 2 * bins, axis=1), bins)
+    return [Distribution(course.grid, mass) for course, mass in zip(courses, masses, strict=True)]
+
+
+def _multiplied(
+    spectra: npt.NDArray[np.complex128], owners: tuple[list[int], list[int], list[int]], together: dict[int, int]
+) -> npt.NDArray[np.complex128]:  # fmt: skip
+    """[C, F] the spectrum of each course: of its runs, times that of its waits, of which a share is all alike."""
+    first = len(owners[0])
+    alike = {first + at for at in together.values()}
+    base: dict[int, npt.NDArray[np.complex128]] = {}
+    apart: dict[int, npt.NDArray[np.complex128]] = {}
+    for at, number in enumerate(itertools.chain(*owners)):
+        if at not in alike:
+            of = base if at < first else apart
+            of[number] = spectra[at] if number not in of else of[number] * spectra[at]
+    for number, at in together.items():
+        apart[number] = (1.0 - COUPLED) * apart[number] + COUPLED * spectra[first + at]
+    return np.stack([base[number] if number not in apart else base[number] * apart[number] for number in base])
 
 
 def _lognormals(tracks: Sequence[tuple[float, Track]], bins: int) -> Floats:
-    """Masses [T, bins] of the summed run and link times of (step, track)."""
+    """Distribution functions [T, bins] of the summed run and link times of (step, track)."""
     mean = np.array([[max(track.mean_ms / step, 0.5)] for step, track in tracks])
     std = np.array([[max(track.std_ms / step, 0.25)] for step, track in tracks])
     sigma2 = np.log1p((std / mean) ** 2)
     z = (_log_edges(bins) + (sigma2 / 2.0 - np.log(mean))) / np.sqrt(sigma2)
     reached = normal_cdf(z)
     reached[:, -1] = 1.0
-    return _steps(reached)
-
-
-def _waits(queues: Sequence[tuple[float, float, float, int]], bins: int) -> Floats:
-    """Masses [Q, bins] of the waits of (step, utilisation, mean wait, ...)."""
-    busy = np.array([[min(max(busy, 1e-6), 1.0)] for _, busy, _, _ in queues])
-    wait = np.array([[max(wait, 1e-6) / step] for step, _, wait, _ in queues])
-    reached = 1.0 - busy * np.exp(_edges(bins) * (-busy / wait))
-    reached[:, -1] = 1.0
-    return _steps(reached)
+    return reached
 
 
 @functools.cache

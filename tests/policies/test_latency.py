@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.latency import (
@@ -74,17 +74,50 @@ def test_the_tail_beyond_the_grid_is_kept_in_its_last_bin() -> None:
     assert d.quantile_ms(0.99) > 95.0
 
 
-def test_the_array_form_equals_the_parts() -> None:
-    alone = Track(50.0, 10.0, ((0.3, 5.0),))
-    lanes = [Track(80.0, 20.0, ((0.5, 10.0), (0.2, 4.0))), Track(60.0, 30.0)]
+def test_without_queues_the_array_form_equals_the_parts() -> None:
+    alone, lanes = Track(50.0, 10.0), [Track(80.0, 20.0), Track(60.0, 30.0)]
     made = pipeline(GRID, alone, [lanes])
-
-    def by_hand(track: Track) -> object:
-        return series([lognormal(GRID, track.mean_ms, track.std_ms), *(waiting(GRID, b, w) for b, w in track.queues)])
-
-    parts = series([by_hand(alone), parallel([by_hand(lane) for lane in lanes])])  # type: ignore[list-item]
+    slowest = parallel([lognormal(GRID, lane.mean_ms, lane.std_ms) for lane in lanes])
+    parts = series([lognormal(GRID, 50.0, 10.0), slowest])
     for q in (0.1, 0.5, 0.95, 0.99):
         assert made.quantile_ms(q) == pytest.approx(parts.quantile_ms(q), rel=0.01)
+
+
+def test_one_queue_is_waited_in_as_it_is() -> None:
+    made = pipeline(GRID, Track(50.0, 10.0, ((0.3, 5.0),)), [])
+    parts = series([lognormal(GRID, 50.0, 10.0), waiting(GRID, 0.3, 5.0)])
+    for q in (0.1, 0.5, 0.95, 0.99):
+        assert made.quantile_ms(q) == pytest.approx(parts.quantile_ms(q), rel=0.01)
+
+
+def test_lanes_that_wait_for_the_same_requests_wait_no_longer_than_one_of_them() -> None:
+    """Steady lanes of equal length behind equal queues end together; independent ones would be held up by either."""
+    lane = Track(80.0, 0.1, ((0.5, 40.0),))
+    one, three = pipeline(GRID, Track(1.0, 0.1), [[lane]]), pipeline(GRID, Track(1.0, 0.1), [[lane, lane, lane]])
+    for q in (0.3, 0.5, 0.9, 0.99):
+        assert three.quantile_ms(q) == pytest.approx(one.quantile_ms(q), rel=0.01)
+
+
+queues = st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.0, 40.0)), max_size=3).map(tuple)
+tracks = st.builds(Track, st.floats(1.0, 200.0), st.floats(0.1, 50.0), queues)
+
+
+@given(alone=tracks, stages=st.lists(st.lists(tracks, min_size=1, max_size=3), max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_a_pipeline_keeps_its_mass_its_mean_and_the_order_of_its_quantiles(
+    alone: Track, stages: list[list[Track]]
+) -> None:
+    grid = Grid.up_to(20_000.0)
+    made = pipeline(grid, alone, stages)
+    assert made.mass.sum() == pytest.approx(1.0)
+    assert made.quantile_ms(0.5) <= made.quantile_ms(0.95) <= made.quantile_ms(0.99)
+
+    def mean(track: Track) -> float:
+        return track.mean_ms + sum(wait for _, wait in track.queues)
+
+    least = mean(alone) + sum(max(mean(track) for track in stage) for stage in stages)
+    most = mean(alone) + sum(sum(mean(track) for track in stage) for stage in stages)
+    assert least - 3 * grid.step_ms - 0.01 * least <= made.mean_ms() <= most + 3 * grid.step_ms + 0.01 * most
 
 
 def test_the_table_of_the_normal_distribution_agrees_with_the_function() -> None:
