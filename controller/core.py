@@ -65,6 +65,7 @@ from controller.views import (
 )
 from policies.fleet import LinkView
 from policies.ids import AgentId, ServiceId
+from policies.plan import cover_faults
 from sla.contract import parse_contract
 from sla.errors import ConflictError, InvalidInputError, NotFoundError, TidegateError
 
@@ -429,6 +430,9 @@ class Controller:
         last_good = self.desired.book(service).last_good
         if last_good is None:
             raise ConflictError(f"{service} has no earlier plan that ran well.")
+        spec = self.desired.spec_of(self.desired.contract(service).contract)
+        if spec is not None and (faults := cover_faults(last_good, spec, self.desired.models)):
+            raise ConflictError(f"Plan {last_good.epoch} of {service} cannot run any more: {faults[0]}.")
         was_pinned = self.desired.book(service).pinned
         await self.desired.set_pinned(service, True)  # First, so that the loop leaves it alone.
         try:

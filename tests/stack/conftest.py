@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from controller.local.stack import LocalStack, StackSettings
@@ -42,3 +46,30 @@ def whole(stack: LocalStack) -> None:
         60.0,
         "Not all devices came back",
     )
+
+
+@pytest.fixture
+def cli(stack: LocalStack) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `tidegate` against the stack."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "controller.cli", "--url", stack.api.url, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    return run
+
+
+@pytest.fixture
+def until_served() -> Callable[[str, dict[str, object]], httpx.Response]:
+    """Asks an ingress until it answers: the first plan of a service takes a moment."""
+
+    def ask(url: str, body: dict[str, object]) -> httpx.Response:
+        deadline = time.monotonic() + 60
+        while True:
+            response = httpx.post(url, json=body, timeout=30, trust_env=False)
+            if response.status_code == 200:
+                return response
+            assert time.monotonic() < deadline, response.text
+            time.sleep(0.2)
+
+    return ask

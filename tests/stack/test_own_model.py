@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +21,7 @@ from controller.local.trouble import ingress_urls
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def cli(stack: LocalStack) -> Cli:
-    """Runs `tidegate` against the stack."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "controller.cli", "--url", stack.api.url, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-    return run
+Serve = Callable[[str, dict[str, object]], httpx.Response]
 
 
 @pytest.fixture
@@ -58,7 +47,7 @@ def model_file(tmp_path: Path) -> Path:
 
 
 def test_an_own_model_is_registered_promised_placed_and_served(
-    stack: LocalStack, cli: Cli, model_file: Path, tmp_path: Path
+    stack: LocalStack, cli: Cli, model_file: Path, tmp_path: Path, until_served: Serve
 ) -> None:
     added = cli("model", "add", "own-model", str(model_file))
     assert added.returncode == 0, added.stderr
@@ -74,7 +63,7 @@ def test_an_own_model_is_registered_promised_placed_and_served(
     x = np.random.default_rng(6).standard_normal((3, 64)).astype(np.float32)
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 64], "data": x.ravel().tolist()}]}
     url = f"{ingress_urls(stack)[0]}/v2/models/own-model/infer"
-    response = _until_served(url, body)
+    response = until_served(url, body)
     (output,) = response.json()["outputs"]
     session = onnxruntime.InferenceSession(str(model_file), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(
@@ -84,16 +73,6 @@ def test_an_own_model_is_registered_promised_placed_and_served(
     assert "nothing runs yet" in cli("explain", "own-model").stdout
     assert cli("sla", "delete", "own-model").returncode == 0
     assert _status_after_withdrawal(url, body) == 404
-
-
-def _until_served(url: str, body: dict[str, object]) -> httpx.Response:
-    deadline = time.monotonic() + 60
-    while True:
-        response = httpx.post(url, json=body, timeout=30, trust_env=False)
-        if response.status_code == 200:
-            return response
-        assert time.monotonic() < deadline, response.text
-        time.sleep(0.2)
 
 
 def _status_after_withdrawal(url: str, body: dict[str, object]) -> int:

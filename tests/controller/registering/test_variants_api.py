@@ -331,3 +331,64 @@ async def test_progress_is_told_as_events(api: httpx.AsyncClient, add: Any, vary
     texts = [event["text"] for event in (await api.get("/v1/events")).json() if event["service"] == "m"]
     for words in ("making m.fp16", "comparing m.fp16 with m on 3 samples", "m.fp16 is a variant of m"):
         assert any(words in text for text in texts), texts
+
+
+def cached_decoder() -> onnx.ModelProto:
+    """One layer of attention over a cache: x [n, 1, 16] and past.key, past.value [n, 1, p, 16] -> y, present.key, present.value."""
+    rng, make = np.random.default_rng(8), onnx.helper.make_node
+    kinds = ("query", "key", "value")
+    weights = [
+        onnx.numpy_helper.from_array(rng.standard_normal((16, 16)).astype(np.float32) / 4, f"w_{kind}")
+        for kind in kinds
+    ]
+    weights.append(onnx.numpy_helper.from_array(np.array([1]), "heads"))
+    nodes = []
+    for kind in kinds:
+        nodes += [
+            make("MatMul", ["x", f"w_{kind}"], [f"{kind}_flat"]),
+            make("Unsqueeze", [f"{kind}_flat", "heads"], [f"{kind}_new"]),
+        ]
+    nodes += [make("Concat", [f"past.{kind}", f"{kind}_new"], [f"present.{kind}"], axis=2) for kind in kinds[1:]]
+    nodes += [
+        make("Transpose", ["present.key"], ["turned"], perm=[0, 1, 3, 2]),
+        make("MatMul", ["query_new", "turned"], ["scores"]),
+        make("Softmax", ["scores"], ["weights"], axis=-1),
+        make("MatMul", ["weights", "present.value"], ["mixed"]),
+        make("Squeeze", ["mixed", "heads"], ["y"]),
+    ]
+
+    def value(name: str, dims: list[Any]) -> onnx.ValueInfoProto:
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
+
+    cache = {kind: ["n", 1, "p", 16] for kind in kinds[1:]}
+    inputs = [value("x", ["n", 1, 16]), *(value(f"past.{kind}", dims) for kind, dims in cache.items())]
+    outputs = [value("y", ["n", 1, 16]), *(value(f"present.{kind}", ["n", 1, "all", 16]) for kind in cache)]
+    graph = onnx.helper.make_graph(nodes, "decoder", inputs, outputs, weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+async def test_a_decoder_with_a_pruned_cache_is_a_service_whose_calls_say_what_they_keep(
+    api: httpx.AsyncClient, send: Any, pack: Pack, add: Any, vary: Any
+) -> None:
+    rng = np.random.default_rng(1)
+    sample = {"x": rng.standard_normal((1, 1, 16))} | {
+        f"past.{k}": rng.standard_normal((1, 1, 19, 16)) for k in ("key", "value")
+    }
+    samples = await send(pack(**{key: array.astype(np.float32) for key, array in sample.items()}))
+    files = {"d.onnx": await send(cached_decoder().SerializeToString())}
+    added = await api.post("/v1/models/decoder", json={"graph": "d.onnx", "files": files, "sample": samples})
+    assert added.status_code == 201, added.text
+    wanted = {"suffix": "pruned", "how": {"kind": "prune-cache", "keep": 0.5}, "samples": samples}
+    made = await api.post("/v1/models/decoder/variants", json=wanted)
+    assert made.status_code == 201, made.text
+    out = made.json()
+    assert (out["cache_ratio"], out["measured_by"], out["services"]) == (0.5, "nothing", ["decoder.pruned"])
+    assert out["fidelity"] == pytest.approx(1)
+    services = {s["id"]: s for s in (await api.get("/v1/services")).json()}
+    assert "keep_ratio" in {tensor["name"] for tensor in services["decoder.pruned"]["inputs"]}
+    assert services["decoder"]["stages"][0]["variants"] == ["decoder"]
+    assert (await api.delete("/v1/models/decoder")).status_code == 200
+    assert (await api.delete("/v1/models/decoder.pruned")).status_code == 200
+    await add()
+    refused = await vary("pruned", {"kind": "prune-cache"})
+    assert (refused.status_code, "no pairs of cache outputs" in refused.text) == (422, True)
