@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,39 @@ import onnxruntime
 import pytest
 
 from benchmarks.vlm import build_vlm
+from controller.cli import main
 from controller.local.stack import LocalStack
 from controller.local.trouble import ingress_urls
 from controller.models.sharding_zoo import fetch_specimen, specimen_sample
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Cli = Callable[..., Done]
 Serve = Callable[[str, dict[str, object]], httpx.Response]
 DATATYPES = {"float32": "FP32", "int64": "INT64"}
+
+
+@pytest.fixture
+def cli(stack: LocalStack, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `tidegate` against the stack, in this process: starting Python anew takes longer than most commands."""
+
+    def run(*arguments: str) -> Done:
+        capsys.readouterr()
+        code = main(["--url", stack.api.url, *arguments])
+        written = capsys.readouterr()
+        return Done(code, written.out, written.err)
+
+    return run
 
 
 def asking(**tensors: np.ndarray) -> dict[str, object]:
@@ -39,6 +63,11 @@ def asking(**tensors: np.ndarray) -> dict[str, object]:
 def answered(response: httpx.Response) -> dict[str, np.ndarray]:
     outputs = response.json()["outputs"]
     return {o["name"]: np.array(o["data"], np.float32).reshape(o["shape"]) for o in outputs}
+
+
+def epoch_of(cli: Cli, service: str) -> int:
+    """Of the running plan."""
+    return max(int(plan["epoch"]) for plan in json.loads(cli("plan", "show", service, "--json").stdout))
 
 
 def promise(cli: Cli, directory: Path, service: str, **more: Any) -> None:
@@ -58,7 +87,7 @@ def test_state_is_carried_between_calls_of_a_served_model(
 ) -> None:
     """Speech goes in piece by piece with the state that the call before gave; ONNX Runtime says what must come out."""
     model, sample = fetch_specimen(specimen, zoo_cache), specimen_sample(specimen)
-    np.savez(tmp_path / "sample.npz", **sample)
+    np.savez(tmp_path / "sample.npz", allow_pickle=False, **sample)
     added = cli("model", "add", specimen, str(model), "--sample", str(tmp_path / "sample.npz"))
     assert added.returncode == 0, added.stderr
     promise(cli, tmp_path, specimen)
@@ -69,9 +98,11 @@ def test_state_is_carried_between_calls_of_a_served_model(
     rng = np.random.default_rng(4)
     expected_state = found_state = sample["state"]
     for _ in range(6):
-        sound = (rng.standard_normal(sample["input"].shape) / 10).astype(np.float32)
+        sound = np.asarray(rng.standard_normal(sample["input"].shape) / 10, np.float32)
         rate = {"sr": sample["sr"]} if "sr" in wanted else {}
-        expected = dict(zip(names, session.run(None, {"input": sound, "state": expected_state, **rate}), strict=True))
+        expected: dict[str, Any] = dict(
+            zip(names, session.run(None, {"input": sound, "state": expected_state, **rate}), strict=True)
+        )
         found = answered(until_served(url, asking(input=sound, state=found_state, **rate)))
         np.testing.assert_allclose(found["output"], expected["output"], rtol=1e-4, atol=1e-5)
         expected_state, found_state = expected["stateN"], found["stateN"]
@@ -107,7 +138,9 @@ def test_variants_and_activations_from_the_command_line(
     }.items():  # fmt: skip
         variant = cli("model", "variant", "vision", suffix, *how, *samples)
         assert variant.returncode == 0, variant.stderr
-        assert f"Variant vision.{suffix} registered: accuracy 0.9" in variant.stdout, variant.stdout
+        accuracy = float(variant.stdout.partition("accuracy ")[2].partition(",")[0])
+        assert 0.8 < accuracy <= 1, variant.stdout
+        assert f"Variant vision.{suffix} registered" in variant.stdout
     promise(cli, tmp_path, "vision", accuracy_floor=0.9999)
     url = f"{ingress_urls(stack)[0]}/v2/models/vision/infer"
     expected = onnxruntime.InferenceSession(str(model)).run(None, {"tiles": tiles})[0]
@@ -119,10 +152,12 @@ def test_variants_and_activations_from_the_command_line(
     travel = cli("model", "activations", "vision", "fp16", *samples)
     assert travel.returncode == 0, travel.stderr
     assert "vision.static" in travel.stdout
-    assert (
-        "below the floor" in cli("model", "activations", "vision", "int8", *samples).stderr
-        or "vision.fp16" in travel.stdout
+    # The running plan is rolled out once more, so that its shards learn of the format.
+    stack.wait_until(
+        lambda: epoch_of(cli, "vision") > plan["epoch"], 60.0, "The format of activations was not rolled out"
     )
+    (found,) = answered(until_served(url, asking(tiles=tiles))).values()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.02 * np.abs(expected).max())
     assert cli("sla", "delete", "vision").returncode == 0
     assert "so is the service vision" in cli("model", "delete", "vision").stdout
 

@@ -185,6 +185,23 @@ async def test_a_graph_that_names_weights_elsewhere_is_refused(
     assert (direct.status_code, "keeps weights in other files" in direct.text) == (422, True)
 
 
+async def test_a_small_file_that_unfolds_into_many_weights_is_refused(
+    api: httpx.AsyncClient, send: Any, dense_files: dict[str, bytes]
+) -> None:
+    """Sixty tensors that all name the same 16 KB; a model of terabytes could be claimed with a few of them."""
+    model = onnx.load_model_from_string(dense_files["dense.onnx"])
+    for copy in range(60):
+        model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
+        model.graph.initializer[-1].name = f"again{copy}"
+    files = {"m.onnx": await send(model.SerializeToString()), "weights.bin": await send(dense_files["weights.bin"])}
+    refused = await add(api, "m", graph="m.onnx", files=files)
+    assert (refused.status_code, "claims 1081344 bytes of weights in files that hold 98304" in refused.text) == (
+        422,
+        True,
+    )
+    assert (await api.get("/readyz")).json() == {"ready": True}
+
+
 async def test_what_was_not_uploaded_or_does_not_fit_together_is_named(
     api: httpx.AsyncClient, send: Any, dense_files: dict[str, bytes]
 ) -> None:

@@ -50,7 +50,7 @@ def vary(api: httpx.AsyncClient, send: Any, pack: Pack, rows: Rows) -> Callable[
 
 async def variants_of(api: httpx.AsyncClient, service: str = "m") -> list[str]:
     services = (await api.get("/v1/services")).json()
-    return next(s["stages"][0]["variants"] for s in services if s["id"] == service)  # type: ignore[no-any-return]
+    return next(s["stages"][0]["variants"] for s in services if s["id"] == service)
 
 
 def right_labels(dense: Any, rows: Rows) -> np.ndarray:
