@@ -456,3 +456,44 @@ async def test_the_loops_own_log_replays_bit_for_bit(world: World) -> None:
     same, different, untried = same_of(replay(log))
     assert (different, untried) == (0, 0)
     assert same == len(records) >= 2
+
+
+async def test_a_changed_service_is_rolled_out_again_with_the_same_plan(world: World) -> None:
+    await world.enroll("a")
+    await world.promise()
+    await world.settle()
+    before = world.running
+    spec = world.desired.specs[READER]
+    stage = msgspec.structs.replace(spec.onnx_stages()[0], activations="fp16")
+    await world.desired.put_service(msgspec.structs.replace(spec, stages=(stage,)), {})
+    world.loop.renew(READER, "activations travel as fp16")
+    await world.quiet()
+    assert world.running.epoch > before.epoch
+    assert world.running.layout() == before.layout()
+    assert [s.activations for s in world.routes[-1].spec.onnx_stages()] == ["fp16"]
+    newest = (await world.state.tail_decisions(1, READER))[0].decision
+    assert "activations travel as fp16" in newest.sentence()
+    world.canary.error = RolloutError("wrong answer")
+    world.loop.renew(READER, "it changed again")
+    await world.quiet()
+    assert "rollout-failed" in world.kinds()
+
+
+async def test_a_variant_serves_while_it_is_needed_and_the_floor_allows_it(world: World) -> None:
+    """With 4 items the model takes 27 ms on this device, its variant a fifth of that; the contract asks for 25 ms."""
+    await world.enroll("a", slowdown=1.0)
+    spec, det = world.desired.specs[READER], world.desired.models[ModelName("det")]
+    quick = tuple(
+        msgspec.structs.replace(b, fixed_ms=b.fixed_ms / 5, per_item_ms=b.per_item_ms / 5) for b in det.blocks
+    )
+    variant = msgspec.structs.replace(det, name=ModelName("det.int8"), blocks=quick, accuracy=0.97)
+    stage = msgspec.structs.replace(spec.onnx_stages()[0], variants=(det.name, variant.name))
+    await world.desired.put_service(msgspec.structs.replace(spec, stages=(stage,)), {variant.name: variant})
+    await world.promise(accuracy_floor=0.9, latency_p99_ms=25)
+    await world.settle()
+    assert [planned.model for planned in world.running.stages] == ["det.int8"]
+    await world.promise(accuracy_floor=0.98, latency_p99_ms=25)
+    await world.settle()
+    assert [planned.model for planned in world.running.stages] == ["det"]
+    newest = (await world.state.tail_decisions(1, READER))[0].decision
+    assert "0.97, below the floor 0.98" in newest.sentence()
