@@ -54,7 +54,7 @@ def model_add(arguments: argparse.Namespace) -> int:
         print(json.dumps(model, indent=2))
         return 0
     print(
-        f"Model {model['name']} registered: {len(model['blocks'])} blocks, {_axis_text(model)}. It is served as the service {model['name']} once an SLA names it."
+        f"Model {model['name']} registered: {_counted(len(model['blocks']), 'block')}, {_axis_text(model)}. It is served as the service {model['name']} once an SLA names it."
     )
     return 0
 
@@ -150,6 +150,10 @@ def model_delete(arguments: argparse.Namespace) -> int:
     ])  # fmt: skip
     print(f"The model {arguments.name} is removed{also}.")
     return 0
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _axis_text(model: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from controller.models.packages import Progress
 from controller.models.proving import Proof
 from controller.models.reference import reference_calibration
 from controller.models.samples import SAMPLE_ITEMS, check_sample, generate_sample
-from controller.models.sessions import Arrays
+from controller.models.sessions import Arrays, CannotRunError
 from policies.ids import BlobHash, ModelName
 from policies.plan import Span
 from policies.service import Axis, ModelProfile
@@ -222,7 +222,13 @@ class ModelRegistry:
         items = SAMPLE_ITEMS if axis else 1
         sample = generate_sample(graph, items, name) if samples is None else check_sample(graph, samples, name)
         content = serialise(model)
-        found = examine(graph, content, sample, axis, name, progress)
+        try:
+            found = examine(graph, content, sample, axis, name, progress)
+        except CannotRunError as error:
+            if samples is not None:
+                raise
+            why = f"{error} This sample was generated; give one of your own with --sample."
+            raise CannotRunError(why, found=name, accepted="a sample with an array per input") from error
         profile = ModelProfile(
             name=ModelName(name), sha256=self._blobs.put(content), blocks=found.blocks, input_bytes_per_item=found.input_bytes,
             split_axis=axis if found.split else None, activation_bytes=found.activation_bytes,

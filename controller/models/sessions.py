@@ -15,6 +15,10 @@ from sla.errors import ModelError
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
+class CannotRunError(ModelError):
+    """A model does not run on the inputs that it was given; other inputs may do."""
+
+
 def open_session(
     model: bytes, name: str, *, optimise: bool = True, profile_prefix: str | None = None, weights: Path | None = None
 ) -> Any:
@@ -41,12 +45,12 @@ def open_session(
 
 
 def run(session: Any, feeds: Mapping[str, np.ndarray[Any, Any]], outputs: Sequence[str], name: str) -> Arrays:
-    """Outputs by name. Raises ModelError if the model cannot run on `feeds` or writes something other than numbers."""
+    """Outputs by name. Raises CannotRunError if the model cannot run on `feeds`, ModelError if it writes something other than numbers."""
     try:
         values = session.run(list(outputs), dict(feeds))
     except Exception as error:  # see open_session
         shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in feeds.items())
-        raise ModelError(f"{name} cannot run on a sample of {shapes}: {_reason(error)}.") from error
+        raise CannotRunError(f"{name} cannot run on a sample of {shapes}: {_reason(error)}.") from error
     for key, value in zip(outputs, values, strict=True):
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
             raise ModelError(

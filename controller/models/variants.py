@@ -87,7 +87,7 @@ def add_variant(
     made = transform(model)
     _check_interface(model, made, name)
     changed = made.SerializeToString(deterministic=True)
-    progress(f"comparing {name} with {base} on {len(samples)} samples")
+    progress(f"comparing {name} with {base} on {len(samples)} sample{'s' if len(samples) > 1 else ''}")
     measured = _compare(original, changed, samples, name, class_scores, labels)
     accuracy = before.accuracy * measured.fidelity if measured.right is None else measured.right
     profile = registry.add(

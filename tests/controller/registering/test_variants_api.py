@@ -367,7 +367,7 @@ def cached_decoder() -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
 
 
-async def test_a_decoder_with_a_pruned_cache_is_a_service_whose_calls_say_what_they_keep(
+async def test_a_decoder_with_a_pruned_cache_is_a_service_of_its_own(
     api: httpx.AsyncClient, send: Any, pack: Pack, add: Any, vary: Any
 ) -> None:
     rng = np.random.default_rng(1)
@@ -385,7 +385,9 @@ async def test_a_decoder_with_a_pruned_cache_is_a_service_whose_calls_say_what_t
     assert (out["cache_ratio"], out["measured_by"], out["services"]) == (0.5, "nothing", ["decoder.pruned"])
     assert out["fidelity"] == pytest.approx(1)
     services = {s["id"]: s for s in (await api.get("/v1/services")).json()}
-    assert "keep_ratio" in {tensor["name"] for tensor in services["decoder.pruned"]["inputs"]}
+    # What it keeps is no tensor that clients send, but a knob that is turned while it serves.
+    assert {tensor["name"] for tensor in services["decoder.pruned"]["inputs"]} == set(sample)
+    assert [knob["input"] for knob in services["decoder.pruned"]["stages"][0]["knobs"]] == ["keep_ratio"]
     assert services["decoder"]["stages"][0]["variants"] == ["decoder"]
     assert (await api.delete("/v1/models/decoder")).status_code == 200
     assert (await api.delete("/v1/models/decoder.pruned")).status_code == 200
