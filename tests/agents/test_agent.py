@@ -229,7 +229,7 @@ async def test_release_unloads_what_only_older_epochs_needed(lab, fleet, until):
 async def test_a_device_is_calibrated_once_and_says_so_at_every_hello(lab, until):
     one = await lab.start("one")
     reports = lab.door.reports
-    await until(lambda: any(r.calibration is not None for r in reports.get(one.agent_id, [])))
+    await until(lambda: any(r.calibration is not None for r in reports.get(one.agent_id, [])), within_s=60)
     found = next(r.calibration for r in reports[one.agent_id] if r.calibration is not None)
     assert found.provider == "emulated", "it is measured as what it is"
     assert (lab.facts(one).device_type.rsplit("-", 1)[0], lab.facts(one).calibration) == ("ascend310p-emulated", None)
