@@ -9,6 +9,7 @@ Everything here is linear (no queues, no spread); `policies.solve` judges what c
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,44 +169,43 @@ def _fitting(work: Work, cost: Floats, free: Floats) -> Floats:
 def _programme(inside: Floats, hop: Floats, enter: Floats, *, total: bool, many: int = 1) -> list[tuple[float, Route]]:
     """Least sum (`total`) or least maximum over all routes, best first. Bit d of a mask says that device d is used."""
     count, blocks = len(enter), inside.shape[1] - 1
+    join = np.add if total else np.maximum
     best = np.full((1 << count, count, blocks + 1), np.inf)
-    came: dict[tuple[int, int], tuple[Ints, Ints]] = {}
-    masks = np.arange(1 << count)
-    sizes = np.array([int(m).bit_count() for m in masks])
     for d in range(count):
         # A route's first run starts at block 0.
-        best[1 << d, d] = enter[d] + inside[d, 0] if total else np.maximum(enter[d], inside[d, 0])
-    for size in range(1, min(count, blocks)):
-        layer = masks[sizes == size]
-        for d in range(count):
-            sources = layer[(layer >> d) & 1 == 0]
-            held = best[sources]
-            sources = sources[np.isfinite(held).any(axis=(1, 2))]
-            if not len(sources):
-                continue
-            held = best[sources]
-            reach = held + hop[None, :, d, :] if total else np.maximum(held, hop[None, :, d, :])
-            last = reach.argmin(axis=1)
-            at_cut = np.take_along_axis(reach, last[:, None, :], axis=1)[:, 0, :]
-            wide = at_cut[:, :, None] + inside[d] if total else np.maximum(at_cut[:, :, None], inside[d])
-            cut = wide.argmin(axis=1)
-            best[sources | (1 << d), d] = np.take_along_axis(wide, cut[:, None, :], axis=1)[:, 0, :]
-            for row, source in enumerate(sources):
-                came[int(source) | (1 << d), d] = (cut[row], last[row])
+        best[1 << d, d] = join(enter[d], inside[d, 0])
+    for d, sources in _steps_of(count, min(count, blocks)):
+        held = best[sources]
+        at_cut = join(held, hop[None, :, d, :]).min(axis=1)
+        best[sources | (1 << d), d] = join(at_cut[:, :, None], inside[d]).min(axis=1)
     ends = best[:, :, blocks]
     last_of = ends.argmin(axis=1)
-    values = ends[masks, last_of]
+    values = ends[np.arange(1 << count), last_of]
     order = np.argsort(values, kind="stable")[:many]
     return [
-        (float(values[m]), _traced(int(m), int(last_of[m]), blocks, came)) for m in order if np.isfinite(values[m])
+        (float(values[m]), _traced(int(m), int(last_of[m]), best, inside, hop, join))
+        for m in order if np.isfinite(values[m])
     ]  # fmt: skip
 
 
-def _traced(mask: int, d: int, stop: int, came: dict[tuple[int, int], tuple[Ints, Ints]]) -> Route:
+@functools.cache
+def _steps_of(count: int, longest: int) -> tuple[tuple[int, Ints], ...]:
+    """(device, masks of which it extends the routes), shorter routes first, so that each step finds its routes ready."""
+    masks = np.arange(1 << count)
+    sizes = np.array([int(m).bit_count() for m in masks])
+    return tuple(
+        (d, masks[(sizes == size) & ((masks >> d) & 1 == 0)]) for size in range(1, longest) for d in range(count)
+    )
+
+
+def _traced(mask: int, d: int, best: Floats, inside: Floats, hop: Floats, join: np.ufunc) -> Route:
+    """The route of a finished programme that ends on device `d` and uses all of `mask`: each step is the one that gave its value."""
     route: list[Hop] = []
+    stop = inside.shape[1] - 1
     while mask != 1 << d:
-        cuts, lasts = came[mask, d]
-        start = int(cuts[stop])
+        mask &= ~(1 << d)
+        reach = join(best[mask], hop[:, d, :])
+        start = int(join(reach.min(axis=0), inside[d, :, stop]).argmin())
         route.append((d, start, stop))
-        mask, d, stop = mask & ~(1 << d), int(lasts[start]), start
+        d, stop = int(reach[:, start].argmin()), start
     return ((d, 0, stop), *reversed(route))
