@@ -140,6 +140,12 @@ class Knobs:
 
     async def look(self) -> None:
         """One round: `auto` knobs follow the bandwidth, and ingresses hear what they do not know yet."""
+        async with self._turning:
+            for service in [name for name in self._books if name not in self._desired.specs]:
+                # The service was removed; one that gets its name later begins with its defaults.
+                await self._state.delete_knobs(service)
+                del self._books[service]
+                self._told.pop(service, None)
         for spec in list(self._desired.specs.values()):
             if not any(stage.knobs for stage in spec.onnx_stages()):
                 continue

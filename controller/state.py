@@ -140,6 +140,10 @@ class State:
         """Store where a service's knobs stand."""
         await self._knobs.put(service, book, fence=self.fence)
 
+    async def delete_knobs(self, service: str) -> bool:
+        """False if none was ever turned."""
+        return await self._knobs.delete(service)
+
     async def knob_books(self) -> dict[ServiceId, KnobBook]:
         """The knobs of all services where one was ever turned."""
         return {ServiceId(name): book for name, book in (await self._knobs.all()).items()}

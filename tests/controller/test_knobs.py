@@ -289,3 +289,18 @@ async def test_knobs_over_http(make_controller: Any, make_sla: Any) -> None:
             refused = await http.post(f"/v1/services/{SERVICE}:tune", json=wrong)
             assert refused.status_code in (400, 422), wrong
             assert refused.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_service_that_is_registered_again_begins_with_its_defaults(make_controller: Any, make_sla: Any) -> None:
+    controller: Controller = make_controller(loop=LoopSettings(look_every_ms=3_600_000.0))
+    await controller.start()
+    await register(controller)
+    await controller.tune(SERVICE, {KNOB: 0.4})
+    spec = controller.desired.specs[SERVICE]
+    await controller.knobs.look()
+    assert controller.service_knobs(SERVICE)[0].value == 0.4
+    await controller.desired.remove_service(SERVICE)
+    await controller.knobs.look()
+    assert await controller.state.knob_books() == {}
+    await controller.desired.put_service(spec, {})
+    assert controller.service_knobs(SERVICE)[0].value == 1.0
