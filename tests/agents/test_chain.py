@@ -33,6 +33,17 @@ async def test_the_first_hop_may_be_elsewhere(fleet, items):
     assert [(shard.blocks.start, shard.count, shard.items) for shard in two.shards] == [(1, 1, 2)]
 
 
+@pytest.mark.parametrize("there", ["one", "two"])
+async def test_a_model_too_large_for_one_file_runs_as_several_shards_of_one_device(fleet, items, there):
+    """What `policies.fallbacks.in_files` makes of a long run of blocks, on the device that is asked and on another."""
+    first, _ = await fleet.start("one"), await fleet.start("two")
+    await fleet.activate(fleet.route([(there, 0, 1), (there, 1, 2)]))
+    result = await first.driver.infer("tiny-service", {"x": items(3)}, 5000)
+    np.testing.assert_allclose(result.tensors["y"], fleet.tiny.expected(items(3)), rtol=1e-5)
+    shards = fleet.devices[there].ledger.take()[0][0].shards
+    assert [(shard.blocks.start, shard.count) for shard in shards] == [(0, 1), (1, 1)]
+
+
 @pytest.mark.parametrize("count", [1, 2, 7])
 async def test_lanes_split_the_items_and_keep_their_order(fleet, items, count):
     first, _ = await fleet.start("one"), await fleet.start("two")
