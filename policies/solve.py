@@ -7,6 +7,7 @@ the full prediction of the few that are left. Where no plan is legal the error n
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 
@@ -86,6 +87,10 @@ def _unsteered(
     try:
         return _plans(p, service_id, everybody, w, s, limit)
     except InfeasibleError:
+        if len(everybody) > s.agents:
+            # Those with the most room, in case the most promising ones are all too full.
+            with contextlib.suppress(InfeasibleError):
+                return _plans(p, service_id, _roomiest(p, everybody, s.agents), w, s, limit)
         longer = _longer(p, everybody, "latency", w, s)
         if not longer:
             raise
@@ -152,8 +157,7 @@ def _longer(
     p: Predictor, everybody: Sequence[AgentView], objective: Objective, w: Weights, s: SolverSettings
 ) -> list[Scored]:  # fmt: skip
     """A plan with chains of any length, for when shorter ones do not fit or do not carry the load; at most one."""
-    roomy = sorted(everybody, key=lambda a: (a.id != p.entry, -p.room_bytes(a)))[:MAX_DEVICES]
-    for agents in (_narrowed(p, everybody, MAX_DEVICES), roomy):
+    for agents in (_narrowed(p, everybody, MAX_DEVICES), _roomiest(p, everybody, MAX_DEVICES)):
         plan = plan_for(p, agents, objective)
         if plan is not None:
             return _scored(p, [with_fallbacks(p, plan, _narrowed(p, everybody, s.agents))], w)
@@ -179,7 +183,13 @@ def usable_agents(p: Predictor) -> list[AgentView]:
 
 
 def _narrowed(p: Predictor, agents: Sequence[AgentView], limit: int) -> list[AgentView]:
-    """The most promising agents: the entry, where the service runs now, then the quickest with the least other load."""
+    """The most promising agents: the entry, where the service runs now, then the quickest with the least other load.
+
+    Where there are too many, those that cannot hold a single block are left out first.
+    """
+    if len(agents) > limit:
+        least = _least_bytes(p)
+        agents = [a for a in agents if p.room_bytes(a) >= least] or agents
     if len(agents) <= limit:
         return list(agents)
     running = p.view.running.agents() if p.view.running is not None else frozenset()
@@ -199,6 +209,17 @@ def _narrowed(p: Predictor, agents: Sequence[AgentView], limit: int) -> list[Age
         if not any(a.is_cloud == is_cloud for a in kept):
             kept[-1:] = [a for a in ranked if a.is_cloud == is_cloud][:1] or kept[-1:]
     return sorted(kept, key=lambda a: a.id)
+
+
+def _roomiest(p: Predictor, agents: Sequence[AgentView], limit: int) -> list[AgentView]:
+    """The entry, then the agents with the most memory left."""
+    return sorted(agents, key=lambda a: (a.id != p.entry, -p.room_bytes(a), a.id))[:limit]
+
+
+def _least_bytes(p: Predictor) -> float:
+    """What the smallest block of any model of the service takes when it runs."""
+    sums = [p.costs.sums(m) for stage in p.view.spec.onnx_stages() for m in stage.variants]
+    return min((float(np.diff(s.param_bytes).min()) + s.model.activation_bytes for s in sums), default=0.0)
 
 
 def _yard(p: Predictor, agents: Sequence[AgentView], weights: Weights) -> Yard:
