@@ -111,7 +111,7 @@ class ProfileSettings:
     budget_s: float = 5.0
     """Runs of one model on one type; loading and fetching are not counted."""
     timeout_s: float = 120.0
-    at_once_s: float = 60.0
+    at_once_s: float = 30.0
     """`model add` waits for the timing of its model at most this long; the rest is done in the background."""
     look_every_s: float = 5.0
     settle_s: float = 20.0
