@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.common import Row, at_most
 from controller.simulate_cli import BUILT_IN, load_scenario
+from controller.simulate_fleet import play_fleet
 from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
 from policies.scenario import Scenario, Trace, World, world_of
@@ -29,6 +30,7 @@ QUICK_SECONDS, FULL_SECONDS = 600.0, 8_640.0
 """Per scenario and seed; five scenarios of 2.4 hours are half a simulated day."""
 QUICK_SEEDS, FULL_SEEDS = (1,), (1, 2)
 MAX_MOVES_PER_HOUR = 6.0
+FLEET, FLEET_GOAL_S = "fleet", 600.0
 DRAWN = ("solver", "oracle", "static", "latency-greedy", "memory-proportional")
 
 
@@ -56,7 +58,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 def run(quick: bool, pictures: Path | None = None) -> list[Row]:
     """Rows per scenario and policy, then per policy, then the goals over all of them; a PNG per scenario in `pictures`."""
     seconds, seeds = (QUICK_SECONDS, QUICK_SEEDS) if quick else (FULL_SECONDS, FULL_SEEDS)
-    scenarios = sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+    scenarios = sorted(path.stem for path in BUILT_IN.glob("*.toml") if path.stem != FLEET)
     # The slow ones first, so that no core waits for the last of them alone.
     policies = sorted(CHOOSERS, key=lambda name: name not in ("solver", "oracle"))
     jobs = list(itertools.product(policies, scenarios, seeds, (seconds,)))
@@ -73,7 +75,7 @@ def run(quick: bool, pictures: Path | None = None) -> list[Row]:
         for scenario, policy in itertools.product(scenarios, CHOOSERS)
     ]
     sums = {policy: [p for p in played if p.policy == policy] for policy in CHOOSERS}
-    return [*rows, *(_sum_row(policy, sums) for policy in CHOOSERS), *_goals(sums)]
+    return [*rows, *(_sum_row(policy, sums) for policy in CHOOSERS), *_goals(sums), _fleet_row(quick)]
 
 
 def play(policy: str, name: str, seed: int, seconds: float) -> Played:
@@ -145,3 +147,19 @@ def _goals(sums: dict[str, list[Played]]) -> list[Row]:
     most = max(p.moves / (p.minutes / 60.0) for p in ours)
     rows.append(at_most("moves, solver, worst run", most, "1/h", MAX_MOVES_PER_HOUR, runs=len(ours), note=note))
     return rows
+
+
+def _fleet_row(quick: bool) -> Row:
+    """How long a simulated hour of 10,000 agents takes; quick: a few minutes of some zones, without a goal."""
+    scenario = load_scenario(FLEET)
+    if quick:
+        scenario = msgspec.structs.replace(scenario, zones=4, seconds=300.0)
+    result = play_fleet(scenario, "solver", FULL_SEEDS[0], {})
+    name = f"{result.agents} agents, {scenario.seconds / 3600:.2g} simulated hours"
+    note = (
+        f"{result.zones} zones on {os.cpu_count()} cores, {result.cpu_s:.0f} s of processor time; {result.violation_minutes} of "
+        f"{result.minutes} zone-minutes violated, {result.moves_per_hour:.2f} moves/h per zone, {result.failed} of {result.requests} failed"
+    )
+    if quick:
+        return Row(name=name, value=result.wall_s, unit="s", note=note)
+    return at_most(name, result.wall_s, "s", FLEET_GOAL_S, runs=1, note=note)

@@ -237,6 +237,12 @@ def _what_if_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     simulate.add_argument("--list", action="store_true", help="the built-in scenarios")
     simulate.add_argument("--policy", default="solver,static", metavar="A,B", help="which policies, or: all")
     simulate.add_argument("--seconds", type=float, help="play so much of it (default: as the scenario says)")
+    simulate.add_argument(
+        "--agents",
+        type=whole_number(1),
+        metavar="N",
+        help="so many zones of the scenario that they have N agents together",
+    )
     simulate.add_argument("--seed", type=whole_number(0), default=1)
     simulate.add_argument("--traces", metavar="DIR", help="recorded traces (TIDEGATE_TRACES); made up without them")
     simulate.add_argument("--svg", metavar="FILE", help="draw it there, as an SVG")

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from controller.simulate_drawing import draw
+from controller.simulate_fleet import FleetResult, play_fleet
 from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
-from policies.scenario import Scenario, World, scenario_from, world_of
+from policies.scenario import Scenario, Trace, World, scenario_from, world_of
 from policies.simulate import Result, simulate
 from policies.simulate_choosers import CHOOSERS, chooser_of
 from sla.errors import InvalidInputError
@@ -36,8 +37,14 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     scenario = load_scenario(arguments.scenario)
     if arguments.seconds is not None:
         scenario = scenario_from({**msgspec.to_builtins(scenario), "seconds": arguments.seconds})
+    if arguments.agents is not None:
+        zones = -(-arguments.agents // len(scenario.devices))
+        scenario = scenario_from({**msgspec.to_builtins(scenario), "zones": zones})
     directory = arguments.traces or os.environ.get("TIDEGATE_TRACES")
-    world = world_of(scenario, arguments.seed, traces_for(scenario, Path(directory) if directory else None))
+    traces = traces_for(scenario, Path(directory) if directory else None)
+    if scenario.zones > 1:
+        return _run_fleet(arguments, scenario, traces)
+    world = world_of(scenario, arguments.seed, traces)
     results = {name: simulate(world, chooser_of(name), arguments.seed) for name in chosen_policies(arguments.policy)}
     if arguments.svg is not None:
         Path(arguments.svg).write_text(draw(world, results), encoding="utf-8")
@@ -48,6 +55,33 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     else:
         Console().print(table_of(world, results))
     return 0
+
+
+def _run_fleet(arguments: argparse.Namespace, scenario: Scenario, traces: Mapping[str, Trace]) -> int:
+    if arguments.svg is not None or arguments.png is not None:
+        raise InvalidInputError("A fleet of many zones is not drawn; draw one zone of it with --agents 1.")
+    results = {name: play_fleet(scenario, name, arguments.seed, traces) for name in chosen_policies(arguments.policy)}
+    if arguments.json:
+        print(json.dumps({name: msgspec.to_builtins(result) for name, result in results.items()}, indent=2))
+    else:
+        Console().print(fleet_table(scenario, results))
+    return 0
+
+
+def fleet_table(scenario: Scenario, results: Mapping[str, FleetResult]) -> Table:
+    """A table for people of a fleet's results."""
+    some = next(iter(results.values()))
+    title = f"{scenario.name}: {some.agents} agents in {some.zones} zones, {scenario.seconds / 3600:.2g} h each"
+    table = Table(title=title, title_justify="left")
+    columns = ("policy", "zone-minutes violated", "requests", "failed", "p99 ms", "moves/h per zone", "took s", "CPU s")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for name, r in results.items():
+        table.add_row(
+            name, f"{r.violation_minutes} of {r.minutes}", str(r.requests), str(r.failed), f"{r.p99_ms:.0f}",
+            f"{r.moves_per_hour:.2f}", f"{r.wall_s:.0f}", f"{r.cpu_s:.0f}",
+        )  # fmt: skip
+    return table
 
 
 def load_scenario(name: str) -> Scenario:

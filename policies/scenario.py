@@ -6,6 +6,7 @@ same scenario, seed and traces give the same world.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from sla.errors import InvalidInputError
 
 Flags = npt.NDArray[np.bool_]
 MAX_SECONDS = 14 * 86_400.0
+MAX_ALIKE, MAX_ZONES = 500, 100_000
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +38,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Default: the platform's."""
     memory_mb: float | None = None
     zone: str = "site"
+    count: int = 1
+    """So many alike; they are called NAME-1, NAME-2, ... if it is more than one."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +108,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lan: Link
     uplink: Link
     troubles: tuple[Trouble, ...] = ()
+    zones: int = 1
+    """So many sites like this one, each with its own service, load and luck; they share nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,6 +157,10 @@ def scenario_from(document: Mapping[str, Any]) -> Scenario:
         raise InvalidInputError(f"There is no platform {unknown[0]!r}; there are {', '.join(PLATFORMS)}.")
     if not 10 <= scenario.seconds <= MAX_SECONDS:
         raise InvalidInputError(f"seconds must be 10 to {MAX_SECONDS:g}, not {scenario.seconds:g}.")
+    wrong = [d.name for d in scenario.devices if not 1 <= d.count <= MAX_ALIKE]
+    if wrong or not 1 <= scenario.zones <= MAX_ZONES:
+        raise InvalidInputError(f"count must be 1 to {MAX_ALIKE}, and zones 1 to {MAX_ZONES}.")
+    scenario = msgspec.structs.replace(scenario, devices=tuple(itertools.chain(*map(_alike, scenario.devices))))
     names = {d.name for d in scenario.devices}
     if len(names) != len(scenario.devices) or not names:
         raise InvalidInputError("A scenario needs devices, each with its own name.")
@@ -158,6 +168,15 @@ def scenario_from(document: Mapping[str, Any]) -> Scenario:
     if strangers:
         raise InvalidInputError(f"A trouble names {strangers[0]!r}, which is not a device of the scenario.")
     return scenario
+
+
+def _alike(device: Device) -> list[Device]:
+    if device.count == 1:
+        return [device]
+    return [
+        msgspec.structs.replace(device, name=f"{device.name}-{number}", count=1)
+        for number in range(1, device.count + 1)
+    ]
 
 
 def world_of(scenario: Scenario, seed: int, traces: Mapping[str, Trace] | None = None) -> World:

@@ -157,6 +157,10 @@ class Simulation:
         self.entry = min(world.agents.values(), key=lambda a: (a.is_cloud, a.slowdown, a.id)).id
         self.stages = world.spec.stages
         self.sums = {name: ProfileSums.of(model) for name, model in world.models.items()}
+        self._near = _near_links(world)
+        self._crossing = [
+            (a.id, b.id) for a, b in itertools.permutations(world.agents.values(), 2) if a.is_cloud != b.is_cloud
+        ]
         self.running: Plan | None = None
         self.free_at_ms: dict[AgentId, float] = dict.fromkeys(world.agents, 0.0)
         self.measured: dict[str, _Measured] = {}
@@ -225,7 +229,7 @@ class Simulation:
             spec=world.spec, contract=world.contract, running=self.running, entry=self.entry, offered_rps=offered,
             measures=measures, measured_p99_ms=p99 if p99 is not None and math.isfinite(p99) else None,
         )  # fmt: skip
-        links = _links(world, back, second)
+        links = _links(world, back, second, self._near, self._crossing)
         fleet = Fleet(agents=agents, links=links)
         return Snapshot(now_ms=now, fleet=fleet, models=world.models, services={world.spec.id: view})
 
@@ -380,7 +384,9 @@ def simulate(world: World, chooser: Chooser, seed: int, settings: SimulationSett
     return Simulation(world, chooser, seed, settings).run()
 
 
-def _links(world: World, back: slice, second: int) -> dict[str, LinkView]:
+def _links(
+    world: World, back: slice, second: int, near: dict[str, LinkView], crossing: list[tuple[AgentId, AgentId]]
+) -> dict[str, LinkView]:  # fmt: skip
     """Links as they were measured in a window: round trips of what came through, and how old that is."""
     up = ~world.down[back]
     rtt = world.rtt_ms[back][up]
@@ -388,24 +394,28 @@ def _links(world: World, back: slice, second: int) -> dict[str, LinkView]:
     at = second
     while at >= 0 and world.down[at]:
         age_ms, at = age_ms + 1000.0, at - 1
-    lan = world.scenario.lan
-    found = {}
-    for a, b in itertools.permutations(world.agents.values(), 2):
-        if a.is_cloud == b.is_cloud:
-            link = LinkView(
-                src=a.id, dst=b.id, rtt_ms=lan.rtt_ms, jitter_ms=lan.jitter_ms, bandwidth_bytes_per_s=lan.mbit_per_s * 125e3
-            )  # fmt: skip
-        else:
-            mean, std = (float(rtt.mean()), float(rtt.std())) if len(rtt) else (1000.0, 500.0)
-            rate = float(world.bytes_per_s[back].mean()) * max(0.05, float(up.mean()))
-            # Lost seconds are delay that a window of round trips does not show.
-            down = 1.0 - float(up.mean())
-            link = LinkView(
-                src=a.id, dst=b.id, rtt_ms=mean + 500.0 * down, jitter_ms=std + 1000.0 * down, bandwidth_bytes_per_s=rate,
-                age_ms=age_ms if age_ms < 25_000 else 25_000,
-            )  # fmt: skip
-        found[link_key(a.id, b.id)] = link
+    # Lost seconds are delay that a window of round trips does not show.
+    down = 1.0 - float(up.mean())
+    mean, std = (float(rtt.mean()), float(rtt.std())) if len(rtt) else (1000.0, 500.0)
+    rate = float(world.bytes_per_s[back].mean()) * max(0.05, 1.0 - down)
+    found = dict(near)
+    for a, b in crossing:
+        found[link_key(a, b)] = LinkView(
+            src=a, dst=b, rtt_ms=mean + 500.0 * down, jitter_ms=std + 1000.0 * down, bandwidth_bytes_per_s=rate,
+            age_ms=min(age_ms, 25_000.0),
+        )  # fmt: skip
     return found
+
+
+def _near_links(world: World) -> dict[str, LinkView]:
+    """The links that stay as they are: between agents of the site, and within the cloud."""
+    lan, pairs = world.scenario.lan, itertools.permutations(world.agents.values(), 2)
+    return {
+        link_key(a.id, b.id): LinkView(
+            src=a.id, dst=b.id, rtt_ms=lan.rtt_ms, jitter_ms=lan.jitter_ms, bandwidth_bytes_per_s=lan.mbit_per_s * 125e3
+        )
+        for a, b in pairs if a.is_cloud == b.is_cloud
+    }  # fmt: skip
 
 
 def _result(sim: Simulation) -> Result:

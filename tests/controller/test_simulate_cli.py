@@ -45,9 +45,18 @@ def test_a_scenario_is_played_printed_and_drawn(tmp_path: Path, capsys: pytest.C
     assert image.stat().st_size < 150_000
 
 
+def test_zones_are_played_side_by_side_and_added_up(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", "fleet", "--agents", "200", "--seconds", "60", "--policy", "static", "--json"]
+    assert main(command) == 0
+    row = json.loads(capsys.readouterr().out)["static"]
+    assert (row["zones"], row["agents"], row["minutes"]) == (2, 200, 2)
+    assert row["requests"] > 20
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        (["simulate", "fleet", "--agents", "200", "--seconds", "60", "--png", "x.png"], "not drawn"),
         (["simulate", "no-such"], "no scenario"),
         (["simulate"], "--list"),
         (["simulate", "flash-crowd", "--policy", "magic"], "no policy"),
