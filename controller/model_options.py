@@ -54,8 +54,8 @@ def _variant(actions: argparse._SubParsersAction[argparse.ArgumentParser], call:
     variant = actions.add_parser(
         "variant", help="register NAME.SUFFIX, measured against NAME, as a choice of the solver"
     )
-    variant.add_argument("name")
-    variant.add_argument("suffix")
+    variant.add_argument("name", help="a registered model")
+    variant.add_argument("suffix", help="the variant is called NAME.SUFFIX")
     how = variant.add_mutually_exclusive_group(required=True)
     how.add_argument("--precision", choices=("fp16", "int8", "int8-static"))
     how.add_argument(
@@ -63,7 +63,9 @@ def _variant(actions: argparse._SubParsersAction[argparse.ArgumentParser], call:
         help="drop tokens behind this layer (a number from 0, or the name of a value; default: a quarter of the way)",
     )  # fmt: skip
     how.add_argument(
-        "--prune-cache", action="store_true", help="a decoder whose calls say what share of its cache they keep"
+        "--prune-cache",
+        action="store_true",
+        help="a decoder that keeps a share of its cache, turned with: tidegate service tune",
     )
     how.add_argument("--file", metavar="OTHER.onnx", help="a smaller model with the same inputs and outputs")
     variant.add_argument("--keep", type=_share, metavar="X", help="share of the tokens or cache entries that stay")

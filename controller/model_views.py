@@ -66,7 +66,7 @@ class PruneTokensIn(_In):
 
 
 class PruneCacheIn(_In):
-    """A decoder that keeps only the cache entries that matter; how many is an input of each call."""
+    """A decoder that keeps only the cache entries that matter; how many is a knob of its service."""
 
     kind: Literal["prune-cache"]
     keep: _Share = 0.5
