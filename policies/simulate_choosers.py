@@ -54,16 +54,16 @@ class Baseline:
     def __call__(self, snapshot: Snapshot, world: World) -> Choice:
         service = world.spec.id
         running = snapshot.services[service].running
-        predictor = Predictor(snapshot, service)
+        if running is not None and snapshot.now_ms - self.last_move_ms < BASELINE_DWELL_MS:
+            return Choice()
         try:
-            scored = candidates(snapshot, service, 1, predictor=predictor) if running is None else []
+            scored = candidates(snapshot, service, 1) if running is None else []
         except InfeasibleError:
             return Choice()
         proposal, _ = self.policy(snapshot, service, scored, Memory())
         if proposal is None or (running is not None and proposal.plan.layout() == running.layout()):
             return Choice()
-        if running is not None and snapshot.now_ms - self.last_move_ms < BASELINE_DWELL_MS:
-            return Choice()
+        predictor = Predictor(snapshot, service)
         if plan_faults(proposal.plan, predictor, "start"):
             return Choice()
         prediction = predictor.predict(proposal.plan)
