@@ -146,6 +146,8 @@ class _Traffic:
 
     arrivals: deque[tuple[float, AgentId, int]] = field(default_factory=lambda: deque(maxlen=1024))
     per_epoch: dict[int, LatencySketch] = field(default_factory=dict)
+    since_ms: dict[int, float] = field(default_factory=dict)
+    """When the first request under each plan was reported."""
     fell_back: int = 0
 
 
@@ -277,6 +279,14 @@ class Telemetry:
         traffic = self._traffic.get(service)
         return traffic.per_epoch.get(epoch) if traffic else None
 
+    def epoch_rps(self, service: ServiceId, epoch: int, now_ms: float) -> float:
+        """Requests per second since the first one under a plan; 0 before."""
+        traffic = self._traffic.get(service)
+        since_ms = traffic.since_ms.get(epoch) if traffic else None
+        if traffic is None or since_ms is None:
+            return 0.0
+        return float(traffic.per_epoch[epoch].count) / max(1.0, (now_ms - since_ms) / 1000.0)
+
     def fell_back(self, service: ServiceId) -> int:
         """Requests that needed a fallback, ever."""
         traffic = self._traffic.get(service)
@@ -316,9 +326,11 @@ class Telemetry:
             traffic.arrivals.append((now_ms, agent, report.ok + report.failed))
             traffic.fell_back += report.fell_back
             sketch = traffic.per_epoch.setdefault(report.epoch, LatencySketch())
+            traffic.since_ms.setdefault(report.epoch, now_ms)
             sketch.add_buckets(report.latency_buckets)
             while len(traffic.per_epoch) > EPOCHS_KEPT:
-                traffic.per_epoch.pop(min(traffic.per_epoch))
+                oldest = min(traffic.per_epoch)
+                del traffic.per_epoch[oldest], traffic.since_ms[oldest]
         runs = self._runs.setdefault(report.service_id, {})
         for shard in report.shards:
             self._fold_runs(runs, agent, shard, now_ms)

@@ -204,6 +204,7 @@ class World:
             measured_p99_ms=sketch.quantile(0.99) if sketch is not None and enough else None,
             measured_p50_ms=sketch.quantile(0.5) if sketch is not None and enough else None,
             measured_requests=int(sketch.count) if sketch is not None and enough else 0,
+            measured_rps=self._telemetry.epoch_rps(spec.id, running.epoch, now_ms) if running is not None else 0.0,
             pinned=book.pinned,
             constraints=self._wishes(service),
             advised=self._advised(service),

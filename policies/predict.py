@@ -289,8 +289,8 @@ class Predictor:
             return 0.0, 0.0
         if not running.agents() <= self.costs.agents.keys():
             return 0.0, 0.0
-        # It was measured at the load that was offered, which may be another than the one to predict for.
-        rate = view.offered_rps or self.rate_rps
+        # It was measured at the load of that time, which may be another than the one to predict for.
+        rate = view.measured_rps or view.offered_rps or self.rate_rps
         middle, tail = self._latency(self._walk(running, self._loads(running, rate), rate)).quantiles_ms((0.5, 0.99))
         count, few = view.measured_requests, self.settings.requests_to_trust
         trust = count / (count + few) if count else 1.0

@@ -39,6 +39,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     measured_p50_ms: float | None = None
     measured_requests: int = 0
     """How many requests these two are of; 0 if that is not known."""
+    measured_rps: float = 0.0
+    """The load at which they were measured, over all that time; 0 if that is not known."""
     pinned: bool = False
     """An operator pinned the running plan; only the loss of a device moves it."""
     constraints: tuple[Rule, ...] = ()

@@ -197,3 +197,21 @@ def test_a_service_report_with_an_impossible_number_is_dropped_as_a_whole_and_co
     assert telemetry.epoch_sketch(READER, 1) is None
     assert telemetry.measures(READER, 0.0) == {}
     assert telemetry.offered_rps(READER, 0.0) == pytest.approx(1 / 15)
+
+
+def test_the_load_of_a_plan_is_over_the_time_since_its_first_request() -> None:
+    telemetry, service = Telemetry(), ServiceId("reader")
+    assert telemetry.epoch_rps(service, 3, 0.0) == 0.0
+    for now_ms in (1_000.0, 6_000.0, 11_000.0):
+        sketch = LatencySketch()
+        for _ in range(10):
+            sketch.add(30.0)
+        report = ServiceReport(
+            service_id=service, epoch=3, ok=10, failed=0, fell_back=0, latency_buckets=sketch.to_buckets()
+        )
+        plain = Report(
+            sequence=1, cpu_saturation=0, memory_free_bytes=1, queue_depth=0, loaded_bytes=0, services=(report,)
+        )
+        telemetry.fold(AgentId("a"), plain, now_ms)
+    assert telemetry.epoch_rps(service, 3, 16_000.0) == 2.0
+    assert telemetry.epoch_rps(service, 4, 16_000.0) == 0.0

@@ -160,3 +160,32 @@ def test_a_plan_cut_over_a_slow_link_is_bound_by_it(demo: Demo) -> None:
     assert p.bottleneck.startswith("link ")
     assert p.throughput_rps < 0.8
     assert p.risk > 0.9
+
+
+def test_the_running_plan_is_compared_at_the_load_at_which_it_was_measured(tiny: Snapshot) -> None:
+    """A plan measured as the model says at a light load teaches no bias, whatever load is asked about."""
+    view = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A, offered_rps=6.0)
+    light = Predictor(tiny, READER, rate_rps=2.0).predict(ALL_ON_A)
+    measured = msgspec.structs.replace(
+        view, measured_p99_ms=light.p99_ms, measured_p50_ms=light.p50_ms, measured_requests=500, measured_rps=2.0
+    )
+    told = msgspec.structs.replace(tiny, services={READER: measured})
+    plain = msgspec.structs.replace(tiny, services={READER: view})
+    for plan in (ALL_ON_A, SPLIT):
+        assert predict(plan, told).p99_ms == pytest.approx(predict(plan, plain).p99_ms, rel=0.01)
+
+
+def test_other_plans_inherit_what_is_off_at_the_median_and_few_requests_teach_little(tiny: Snapshot) -> None:
+    view = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A, offered_rps=2.0)
+
+    def p99(plan: Plan, requests: int) -> float:
+        now = Predictor(tiny, READER, rate_rps=2.0).predict(ALL_ON_A)
+        seen = msgspec.structs.replace(
+            view, measured_p99_ms=2.0 * now.p99_ms, measured_p50_ms=now.p50_ms, measured_requests=requests
+        )
+        return predict(plan, msgspec.structs.replace(tiny, services={READER: seen})).p99_ms
+
+    plain = msgspec.structs.replace(tiny, services={READER: view})
+    assert p99(SPLIT, 500) == pytest.approx(predict(SPLIT, plain).p99_ms, rel=0.01)
+    alone = predict(ALL_ON_A, plain).p99_ms
+    assert alone < p99(ALL_ON_A, 10) < p99(ALL_ON_A, 500) < 2.0 * alone
