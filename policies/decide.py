@@ -211,7 +211,9 @@ class _Look:
         if view.pinned:
             return self._hold("pinned", "an operator pinned the running plan"), disagreed(self.memory)
         if any(isinstance(rule, KeepPlan) for rule in view.constraints):
-            return self._hold("pinned", "a wish that is in force keeps the running plan for now"), disagreed(self.memory)
+            return self._hold("pinned", "a wish that is in force keeps the running plan for now"), disagreed(
+                self.memory
+            )
         for name in sorted(view.running.agents()):
             agent = self.predictor.costs.agents[name]
             if agent.state != "live" or agent.age_ms > self.settings.predict.stale_after_ms:
