@@ -26,7 +26,7 @@ from policies.scenario import Scenario, Trace, World, world_of
 from policies.simulate import Result, simulate
 from policies.simulate_choosers import CHOOSERS, chooser_of
 
-QUICK_SECONDS, FULL_SECONDS = 600.0, 8_640.0
+QUICK_SECONDS, FULL_SECONDS = 1_200.0, 8_640.0
 """Per scenario and seed; five scenarios of 2.4 hours are half a simulated day."""
 QUICK_SEEDS, FULL_SEEDS = (1,), (1, 2)
 MAX_MOVES_PER_HOUR = 6.0
