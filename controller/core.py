@@ -83,7 +83,9 @@ class Controller:
         self.registry = ModelRegistry(settings.directory / "models")
         self.events = EventLog(self.clock)
         self.telemetry = Telemetry()
-        self.fleet = FleetRegistry(self.telemetry, self.clock, self.events, settings.suspicion)
+        self.fleet = FleetRegistry(
+            self.telemetry, self.clock, self.events, settings.suspicion, self.registry.file_keys
+        )  # fmt: skip
         self.cloud = Cloud(settings.cloud)
         self.gateway = Gateway(self.ca, self.registry, settings.directory / "gateway")
         self.rollout = Rollout(

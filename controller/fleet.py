@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,6 +36,7 @@ class Member:
     address: Address | None = None
     """Where peers reach it: the claimed address if it answered, else the one that was seen."""
     cached: frozenset[str] = frozenset()
+    """Hashes of the blobs that it has on disk."""
     is_draining: bool = False
     """An operator drained it; it gets no work, whether it is connected or not."""
     faults: deque[str] = field(default_factory=lambda: deque(maxlen=20))
@@ -46,7 +47,10 @@ class Member:
 class FleetRegistry:
     """Members and their states. Owned by the event loop; `look` is the only place where a state changes by silence."""
 
-    def __init__(self, telemetry: Telemetry, clock: Clock, events: EventLog, settings: SuspicionSettings) -> None:
+    def __init__(
+        self, telemetry: Telemetry, clock: Clock, events: EventLog, settings: SuspicionSettings,
+        file_keys: Callable[[Iterable[str]], frozenset[str]] = lambda _: frozenset(),
+    ) -> None:  # fmt: skip
         self.members: dict[AgentId, Member] = {}
         self.changes = 0
         """How often the members, or what they are, changed: whoever keeps an index of them builds it anew then."""
@@ -56,6 +60,8 @@ class FleetRegistry:
         self._clock = clock
         self._events = events
         self._settings = settings
+        self._file_keys = file_keys
+        """Which shard files of registered models are among an agent's cached blobs."""
         self._looked_ms: float | None = None
         self._restored_ms = float("-inf")
 
@@ -233,7 +239,7 @@ class FleetRegistry:
             availability=availability,
             power_w=PLATFORMS[facts.platform].power_w if facts.platform in PLATFORMS else 10.0,
             age_ms=age_ms,
-            warmed=member.cached,
+            warmed=self._file_keys(member.cached),
             device_type=facts.device_type,
             calibration=calibrations.get(facts.device_type),
         )

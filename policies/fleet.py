@@ -76,7 +76,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     age_ms: float = 0.0
     """Age of the newest report."""
     warmed: frozenset[str] = frozenset()
-    """Hashes of the shards that the agent has cached."""
+    """The shard files that the agent has on disk (`plan.file_key`): they need no push, only loading."""
     device_type: str = ""
     """What devices that run shards alike have in common; profiles are kept by it. Empty if the agent did not say."""
     calibration: DeviceCalibration | None = None

@@ -77,6 +77,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.stages
 
 
+def file_key(model: ModelName, blocks: Span) -> str:
+    """What the file of these blocks is called where an agent's cache is told (`AgentView.warmed`)."""
+    return f"{model}:{blocks.start}-{blocks.stop}"
+
+
 def make_lane(
     stage: StageName, model: ModelName, axis: Axis | None, share: Span, hops: tuple[tuple[AgentId, Span], ...]
 ) -> Lane:

@@ -22,7 +22,7 @@ from policies.fleet import AgentView
 from policies.ids import AgentId, ServiceId
 from policies.latency import Course, Distribution, Grid, Track, normal_cdf_at, pipelines
 from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of, usable_bytes
-from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
+from policies.plan import GRAIN, Lane, Plan, Span, StagePlan, file_key
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
 from sla.contract import SHARE_OF, Percentile
@@ -259,17 +259,23 @@ class Predictor:
         return min(1.0, max(0.0, 1.0 - kept))
 
     def _move(self, held: Held) -> tuple[int, float]:
-        """Bytes to push and time until all agents are ready; agents fetch side by side."""
-        pushed = {
-            agent: sum(
-                self.costs.sums(model).pushed(Span(start, stop))
-                for (model, start, stop) in files
-                if (model, start, stop) not in self.running_held.get(agent, {})
-            )
-            for agent, files in held.items()
-        }
-        per_byte_ms = 1000.0 / self.settings.push_bytes_per_s + self.settings.load_ms_per_mb / 1e6
-        return sum(pushed.values()), max(pushed.values(), default=0) * per_byte_ms
+        """Bytes to push and time until all agents are ready; agents fetch side by side. What one has on disk is only loaded."""
+        pushed_bytes, slowest_ms = 0, 0.0
+        for agent, files in held.items():
+            has, cached = self.running_held.get(agent, {}), self.costs.agents[agent].warmed
+            missing = loaded = 0
+            for model, start, stop in files:
+                if (model, start, stop) in has:
+                    continue
+                span = Span(start, stop)
+                size = self.costs.sums(model).pushed(span)
+                loaded += size
+                if file_key(model, span) not in cached:
+                    missing += size
+            pushed_bytes += missing
+            fetch_ms = 1000.0 * missing / self.settings.push_bytes_per_s
+            slowest_ms = max(slowest_ms, fetch_ms + loaded * self.settings.load_ms_per_mb / 1e6)
+        return pushed_bytes, slowest_ms
 
     def _scale(self, plan: Plan) -> float:
         """How much the model was off on the running plan; other plans inherit half of what is off in the middle."""

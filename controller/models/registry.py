@@ -11,7 +11,7 @@ import io
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from controller.models.reference import reference_calibration
 from controller.models.samples import SAMPLE_ITEMS, check_sample, generate_sample
 from controller.models.sessions import Arrays, CannotRunError
 from policies.ids import BlobHash, ModelName
-from policies.plan import Span
+from policies.plan import Span, file_key
 from policies.service import Axis, ModelProfile
 from sla.errors import ModelError, NotFoundError
 
@@ -85,6 +85,8 @@ class ModelRegistry:
         self._lock = threading.Lock()
         self._records: dict[str, Record] = {}
         self._shards: dict[tuple[str, str, Span], ShardFile] = {}
+        self._file_keys: dict[str, str] = {}
+        """Hash of a shard file -> what it is called in plans."""
         self._busy: dict[str, threading.RLock] = {}
         self._load_records()
 
@@ -154,7 +156,12 @@ class ModelRegistry:
                 shard = self._extract(record, blocks)
                 with self._lock:
                     self._shards[name, record.key, blocks] = shard
+                    self._file_keys[shard.sha256] = file_key(ModelName(name), blocks)
             return shard
+
+    def file_keys(self, blobs: Iterable[str]) -> frozenset[str]:
+        """Which shard files (`policies.plan.file_key`) are among these blobs, of those that were extracted since the start."""
+        return frozenset(self._file_keys[blob] for blob in blobs if blob in self._file_keys)
 
     def block_files(self, name: str) -> tuple[tuple[ShardFile, ...], BlobHash]:
         """Every block of a model as a file, in order, and a blob with the inputs of the first item that they read. Raises NotFoundError."""
@@ -188,8 +195,7 @@ class ModelRegistry:
             (self._records_directory / f"{name}.json").unlink(missing_ok=True)
             with self._lock:
                 self._records.pop(name, None)
-                own = {at: shard for at, shard in self._shards.items() if at[0] == name}
-                self._shards = {at: shard for at, shard in self._shards.items() if at[0] != name}
+                own = self._drop_shards(name)
                 needed = {blob for other in self._records.values() for blob in (other.profile.sha256, other.trace)}
                 needed |= {blob for shard in self._shards.values() for blob in _blobs_of(shard)}
         mine = {record.profile.sha256, record.trace, *(blob for shard in own.values() for blob in _blobs_of(shard))}
@@ -309,8 +315,15 @@ class ModelRegistry:
         with self._lock:
             previous = self._records.get(name)
             self._records[name] = record
-            if previous is not None and previous.bounds != record.bounds:
-                self._shards = {at: shard for at, shard in self._shards.items() if at[0] != name}
+            if previous is not None and (previous.key, previous.bounds) != (record.key, record.bounds):
+                self._drop_shards(name)
+
+    def _drop_shards(self, name: str) -> dict[tuple[str, str, Span], ShardFile]:
+        """Forget the shards of a model; they are returned. With the lock held."""
+        own = {at: shard for at, shard in self._shards.items() if at[0] == name}
+        self._shards = {at: shard for at, shard in self._shards.items() if at[0] != name}
+        self._file_keys = {s.sha256: file_key(ModelName(of), blocks) for (of, _, blocks), s in self._shards.items()}
+        return own
 
     def _load_records(self) -> None:
         for path in sorted(self._records_directory.glob("*.json")):

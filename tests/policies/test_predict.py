@@ -8,7 +8,7 @@ import pytest
 
 from policies.fleet import AgentView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
-from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
+from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, file_key, make_lane
 from policies.predict import Predictor, availability_of, predict
 from policies.service import ModelProfile, OnnxStage, ServiceSpec
 from policies.snapshot import Snapshot, StageMeasure, measure_key
@@ -100,6 +100,17 @@ def test_memory_counts_fallbacks_and_each_file_once(tiny: Snapshot) -> None:
     view = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A)
     moved = predict(backed, msgspec.structs.replace(tiny, services={READER: view}))
     assert moved.move_bytes == 8_000_000
+
+
+def test_what_an_agent_has_on_disk_is_only_loaded(tiny: Snapshot) -> None:
+    cold = predict(ALL_ON_A, tiny)
+    on_disk = msgspec.structs.replace(
+        tiny.fleet.agents[AgentId("a")], warmed=frozenset({file_key(ModelName("m"), Span(0, 8))})
+    )
+    fleet = msgspec.structs.replace(tiny.fleet, agents={**tiny.fleet.agents, on_disk.id: on_disk})
+    warm = predict(ALL_ON_A, msgspec.structs.replace(tiny, fleet=fleet))
+    assert (cold.move_bytes, warm.move_bytes) == (8_000_000, 0)
+    assert 0.0 < warm.move_ms < cold.move_ms
 
 
 def measured(snapshot: Snapshot, plan: Plan, mean_ms: float, count: int, agent: str = "a", **view: object) -> Snapshot:

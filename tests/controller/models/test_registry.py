@@ -17,7 +17,8 @@ from agents.wire import decode_tensors
 from controller.models.blobs import content_hash
 from controller.models.registry import ModelRegistry
 from controller.models.sessions import Arrays, open_session, run
-from policies.plan import Span
+from policies.ids import ModelName
+from policies.plan import Span, file_key
 from sla.errors import ModelError, NotFoundError
 
 
@@ -45,6 +46,18 @@ def files_below(directory: Path) -> set[Path]:
 
 def spans(count: int) -> Iterator[Span]:
     return (Span(start, stop) for start in range(count) for stop in range(start + 1, count + 1))
+
+
+def test_cached_blobs_are_known_as_shard_files_of_the_model_as_it_is(registry: ModelRegistry, mlp: Any) -> None:
+    registry.add("mlp", mlp.SerializeToString())
+    shard = registry.shard_file("mlp", Span(0, 2))
+    assert registry.file_keys([shard.sha256, "unknown"]) == {file_key(ModelName("mlp"), Span(0, 2))}
+    changed = type(mlp)()
+    changed.CopyFrom(mlp)
+    numpy_weights = changed.graph.initializer[0]
+    numpy_weights.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(numpy_weights), numpy_weights.name))
+    registry.add("mlp", changed.SerializeToString())
+    assert not registry.file_keys([shard.sha256]), "the old file is no file of the model under this name any more"
 
 
 def test_a_profile_describes_every_block(registry: ModelRegistry, mlp: Any) -> None:
