@@ -17,11 +17,19 @@ from controller.local.load import Load
 from controller.local.report import build_report, promises
 from controller.local.stack import LocalStack, Progress
 from controller.local.trouble import SERVICE, ingress_urls, make_trouble, wait_for_plan
-from controller.local.up import console_of_stdout, example_sla, progress_to, settings_from, wait_for_signal
+from controller.local.up import (
+    console_of_stdout,
+    example_sla,
+    progress_to,
+    settings_from,
+    stop_like_ctrl_c,
+    wait_for_signal,
+)
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
     """The exit status: 0 if everything promised held, else 1."""
+    stop_like_ctrl_c()
     console = console_of_stdout()
     progress = progress_to(console)
     with LocalStack(settings_from(arguments), progress) as stack:

@@ -55,6 +55,7 @@ def example_sla() -> bytes:
 
 def run_up(arguments: argparse.Namespace) -> int:
     """Start everything, submit the example contract, and wait for Ctrl-C."""
+    stop_like_ctrl_c()
     console = console_of_stdout()
     progress = progress_to(console)
     with LocalStack(settings_from(arguments), progress) as stack:
@@ -67,6 +68,11 @@ def run_up(arguments: argparse.Namespace) -> int:
         )
         wait_for_signal()
     return 0
+
+
+def stop_like_ctrl_c() -> None:
+    """SIGTERM unwinds from now on, so that a stack which is still starting takes its processes along."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def wait_for_signal() -> None:
