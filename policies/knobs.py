@@ -16,6 +16,10 @@ Points = Sequence[tuple[float, float]]
 """(value, share of the accuracy that is kept), as measured."""
 
 
+_DIGITS = 6
+"""Values that differ by less are the same: between points closer than that a curve would be steeper than floats can tell."""
+
+
 def knob_key(stage: str, knob: str) -> str:
     """How a knob of a service is named: `decode.keep`."""
     return f"{stage}.{knob}"
@@ -70,13 +74,14 @@ def worst_allowed(knob: Knob, points: Points, needed: float) -> float:
             reached = right
         else:
             reached = left + (right - left) * (high - needed) / (high - low)
+            reached = math.floor(reached * 10**_DIGITS) / 10**_DIGITS  # Toward the best end.
             break
     return bounded(knob, knob.high - reached if knob.better == "high" else knob.low + reached)
 
 
 def _cost(knob: Knob, value: float) -> float:
     """Distance from the best end."""
-    return knob.high - value if knob.better == "high" else value - knob.low
+    return round(knob.high - value if knob.better == "high" else value - knob.low, _DIGITS)
 
 
 def _curve(knob: Knob, points: Points) -> list[tuple[float, float]]:

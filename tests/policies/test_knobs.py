@@ -6,7 +6,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.ids import ModelName, StageName
@@ -49,6 +49,7 @@ def test_going_away_from_the_best_end_never_gains_accuracy(knob, points, left, r
     assert kept_accuracy(knob, points, far) <= kept_accuracy(knob, points, near) + 1e-12
 
 
+@example(knob=KEEP, points=((0.9999999999999999, 0.0),), needed=0.25, value=0.0)
 @given(knob=knobs, points=curves, needed=st.floats(0.001, 1.0), value=shares)
 def test_what_is_allowed_keeps_the_accuracy(knob, points, needed, value):
     limit = worst_allowed(knob, points, needed)
