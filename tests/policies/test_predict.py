@@ -186,6 +186,18 @@ def test_the_running_plan_is_compared_at_the_load_at_which_it_was_measured(tiny:
         assert predict(plan, told).p99_ms == pytest.approx(predict(plan, plain).p99_ms, rel=0.01)
 
 
+def test_a_slow_tail_of_the_running_plan_says_nothing_of_its_median(tiny: Snapshot) -> None:
+    view = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A, offered_rps=2.0)
+    now = Predictor(tiny, READER, rate_rps=2.0).predict(ALL_ON_A)
+    seen = msgspec.structs.replace(
+        view, measured_p99_ms=2.0 * now.p99_ms, measured_p50_ms=now.p50_ms, measured_requests=500
+    )
+    told = predict(ALL_ON_A, msgspec.structs.replace(tiny, services={READER: seen}))
+    assert told.p50_ms == pytest.approx(now.p50_ms, rel=0.01)
+    assert now.p95_ms < told.p95_ms < told.p99_ms
+    assert told.p99_ms / now.p99_ms > told.p95_ms / now.p95_ms
+
+
 def test_other_plans_inherit_what_is_off_at_the_median_and_few_requests_teach_little(tiny: Snapshot) -> None:
     view = msgspec.structs.replace(tiny.services[READER], running=ALL_ON_A, offered_rps=2.0)
 
