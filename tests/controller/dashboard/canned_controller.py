@@ -246,8 +246,7 @@ class CannedController:
 
 def main() -> None:
     key = sys.argv[2] if len(sys.argv) > 2 else None
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))  # Listens already: whoever comes early waits and is not refused.
     port = listener.getsockname()[1]
     app = create_api(CannedController(Path(sys.argv[1])), keys_with_admin(key) if key else None)  # type: ignore[arg-type]
     mount_dashboard(app, api_url=f"http://127.0.0.1:{port}", key=key, ca_pem="")
