@@ -34,6 +34,7 @@ def read_arrays(path: Path, *, at_most: int = MAX_SAMPLES_BYTES) -> Arrays:
             )  # fmt: skip
         with np.load(path, allow_pickle=False) as stored:
             arrays = {str(key): _checked(path, str(key), stored[key]) for key in stored.files}
+    # zipfile raises NotImplementedError for a compression it does not know, and RuntimeError for an encrypted member.
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise ModelError(
             f"{path.name} is not an .npz file of numbers ({_why(error)}); write one with numpy.savez.",
