@@ -276,7 +276,7 @@ class Driver:
         began_s = self._clock()
         message = RunChain(
             service_id=request.route.spec.id, epoch=request.route.plan.epoch, request_id=request.id,
-            remaining_ms=patience_s * 1000, hops=hops, modality="text" if stage.axis == "token" else "vision",
+            remaining_ms=patience_s * 1000, hops=hops, modality="text" if stage.yields else "vision",
         )  # fmt: skip
         try:
             async with asyncio.timeout(patience_s):

@@ -125,6 +125,11 @@ class OnnxStage(msgspec.Struct, frozen=True, kw_only=True, tag="onnx"):
     knobs: tuple[Knob, ...] = ()
     """What can be turned without loading anything again."""
 
+    @property
+    def yields(self) -> bool:
+        """Whether its runs count as text in an accelerator's queue, where pictures go ahead of them."""
+        return self.axis == "token"
+
     def accuracy(self, model: ModelProfile) -> float:
         """Accuracy of a variant in this stage. Counted also where a plan cuts nowhere, so it errs on the low side."""
         return model.accuracy * self.kept_accuracy.get(model.name, 1.0)

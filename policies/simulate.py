@@ -4,8 +4,8 @@ It runs the very same `policies.decide` as the controller, from snapshots that h
 nominal speeds, windows of round trips, shares of foreign load, times per shard, and ages. What truly happens (`World`) decides
 how long things take. Pure: the same world, chooser and seed give the same result.
 
-One agent is one queue, first come first served. A transfer waits while the link is down. A lane whose agent fails runs again on
-the stage's first fallback that is up. A plan that was decided serves after the time its move is predicted to take.
+One agent is one queue in the order of the real one (`policies.simulate_queue`). A transfer waits while the link is down. A lane whose agent
+fails runs again on the stage's first fallback that is up. A plan that was decided serves after the time its move is predicted to take.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from policies.latency import Floats
 from policies.plan import GRAIN, Lane, Plan, StagePlan
 from policies.scenario import World
 from policies.service import OnnxStage, PythonStage
+from policies.simulate_queue import Job, Line, Then, Threads
 from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
 
 DETECT_MS = 3_000.0
@@ -42,6 +43,12 @@ KEEP_PER_S = 0.955
 TIMEOUT_TIMES_P99 = 4.0
 RUN_NOISE = 0.12
 RETRY_DOWN_MS = 200.0
+STEP_THREADS = 2
+"""As `agents.driver.DriverSettings` has it, and so are the next three."""
+DEADLINE_MS = 30_000.0
+PATIENCE_MS, PATIENCE_FACTOR = 3_000.0, 8.0
+HOP_MS = 1.0
+"""Framing, scheduling and copying of one hop, as in `PredictSettings`."""
 
 
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +169,8 @@ class Simulation:
             (a.id, b.id) for a, b in itertools.permutations(world.agents.values(), 2) if a.is_cloud != b.is_cloud
         ]
         self.running: Plan | None = None
-        self.free_at_ms: dict[AgentId, float] = dict.fromkeys(world.agents, 0.0)
+        self._lines = {agent: Line() for agent in world.agents}
+        self._threads = Threads([0.0] * STEP_THREADS)
         self.measured: dict[str, _Measured] = {}
         self.since_plan: list[float] = []
         self.tally = _Tally()
@@ -268,8 +276,8 @@ class Simulation:
             return
         stage = self.stages[request.stage]
         if isinstance(stage, PythonStage):
-            end = self._run(self.entry, stage.typical_ms, now)
-            if end is None:
+            end = self._threads.end_ms(now, self._spent(self.entry, stage.typical_ms, now))
+            if self._is_lost(self.entry, now) or self._is_lost(self.entry, end):
                 self._end(request, math.inf)
             else:
                 self._at(end, lambda t: self._next(request, t))
@@ -295,22 +303,14 @@ class Simulation:
         """Carry a lane's items to its next shard, run it there, and go on; after the last one, back."""
         sums, shard = self.sums[planned.model], lane.shards[number]
         start, how = shard.blocks.start, stage.activations
-        ready = now + (items * sums.convert_ms(start, how) if at != shard.agent else 0.0)
+        ready = now + HOP_MS + (items * sums.convert_ms(start, how) if at != shard.agent else 0.0)
         there = self._carried(at, shard.agent, items * sums.bytes_before(start, how), ready)
 
-        def run(arrived: float) -> None:
-            ms = sums.run_ms(shard.blocks, items)
-            end = self._run(
-                shard.agent,
-                ms,
-                arrived,
-                measure_key(stage.name, shard.agent, shard.blocks.start, shard.blocks.stop),
-                items,
-            )
+        def ran(end: float | None, now: float) -> None:
             if end is None:
-                self._at(arrived + BREAK_MS, lambda t: self._fall_back(request, stage, planned, items, t))
+                self._at(now + BREAK_MS, lambda t: self._fall_back(request, stage, planned, items, t))
             elif number + 1 < len(lane.shards):
-                self._at(end, lambda t: self._hop(request, stage, planned, lane, number + 1, shard.agent, items, t))
+                self._hop(request, stage, planned, lane, number + 1, shard.agent, items, end)
             else:
                 way = [self.entry, *(s.agent for s in lane.shards)]
                 self._at(
@@ -318,7 +318,10 @@ class Simulation:
                     lambda t: self._lane_done(request, t),
                 )
 
-        self._at(there, run)
+        key = measure_key(stage.name, shard.agent, shard.blocks.start, shard.blocks.stop)
+        nominal_ms = sums.run_ms(shard.blocks, items)
+        due_ms = self._due_ms(request, shard.agent, nominal_ms, now, is_last=not planned.fallback)
+        self._queue(shard.agent, Job(nominal_ms, due_ms, stage.yields, ran, key, items), there)
 
     def _fall_back(self, request: _Request, stage: OnnxStage, planned: StagePlan, items: float, now: float) -> None:
         sums = self.sums[planned.model]
@@ -326,35 +329,83 @@ class Simulation:
             if self._is_lost(agent, now):
                 continue
             there = self._carried(self.entry, agent, items * sums.bytes_before(0), now)
-            end = self._run(agent, sums.run_ms(sums.whole, items), there)
-            if end is not None:
-                back = self._returned([self.entry, agent], items * sums.bytes_before(sums.whole.stop), end)
-                self._at(back, lambda t: self._lane_done(request, t))
-                return
+            job = Job(
+                sums.run_ms(sums.whole, items), request.at_ms + DEADLINE_MS, stage.yields,
+                self._last_resort(request, stage, planned, items, agent),
+            )  # fmt: skip
+            self._queue(agent, job, there)
+            return
         if not request.is_over:
             self._end(request, math.inf)
+
+    def _last_resort(
+        self, request: _Request, stage: OnnxStage, planned: StagePlan, items: float, agent: AgentId
+    ) -> Then:  # fmt: skip
+        """What follows a fallback's run: the way back, or the next fallback if this one was lost too."""
+        sums = self.sums[planned.model]
+
+        def ran(end: float | None, now: float) -> None:
+            if end is None:
+                self._fall_back(request, stage, planned, items, now)
+            else:
+                back = self._returned([self.entry, agent], items * sums.bytes_before(sums.whole.stop), end)
+                self._at(back, lambda t: self._lane_done(request, t))
+
+        return ran
 
     def _lane_done(self, request: _Request, now: float) -> None:
         request.lanes_left -= 1
         if request.lanes_left == 0:
             self._next(request, now)
 
-    def _run(
-        self, agent: AgentId, nominal_ms: float, now: float, key: str | None = None, items: float = 1.0
-    ) -> float | None:
-        """When a run that arrives now ends; None if the agent is lost before."""
-        world, begin = self.world, max(now, self.free_at_ms[agent])
+    def _due_ms(self, request: _Request, agent: AgentId, nominal_ms: float, now: float, *, is_last: bool) -> float:
+        """Until when the ingress waits for a lane: as long as the request has time if there is nothing else to try."""
+        left = request.at_ms + DEADLINE_MS - now
+        expected = nominal_ms * self.world.agents[agent].slowdown
+        return now + (left if is_last else min(left / 2, max(PATIENCE_MS, PATIENCE_FACTOR * expected)))
+
+    def _queue(self, agent: AgentId, job: Job, there: float) -> None:
+        """Let a run take its place when it has arrived."""
+
+        def arrived(now: float) -> None:
+            self._lines[agent].push(job, job.nominal_ms * self.world.agents[agent].slowdown)
+            self._serve(agent, now)
+
+        self._at(there, arrived)
+
+    def _serve(self, agent: AgentId, now: float) -> None:
+        """Begin the next run of an accelerator that is free; those who wait for one that is lost are told."""
+        line = self._lines[agent]
+        while not line.is_busy and (job := line.pop(now)) is not None:
+            if self._is_lost(agent, now):
+                job.then(None, now)
+            else:
+                self._begin(agent, line, job, now)
+
+    def _begin(self, agent: AgentId, line: Line, job: Job, now: float) -> None:
+        ms = self._spent(agent, job.nominal_ms, now)
+        line.is_busy = True
+
+        def ended(at: float) -> None:
+            line.is_busy = False
+            if self._is_lost(agent, at):
+                job.then(None, at)
+            else:
+                if job.key is not None:
+                    self.measured.setdefault(job.key, _Measured()).add(ms, job.items)
+                job.then(at, at)
+            self._serve(agent, at)
+
+        self._at(now + ms, ended)
+
+    def _spent(self, agent: AgentId, nominal_ms: float, begin: float) -> float:
+        """What a run that begins now takes, and its energy."""
+        world = self.world
         second = min(int(begin / 1000), world.seconds - 1)
         factor = world.agents[agent].slowdown * world.slow[agent][second] / (1.0 - world.busy[agent][second])
         ms = nominal_ms * float(factor) * float(self._noise[next(self._number) % len(self._noise)])
-        end = begin + ms
-        if self._is_lost(agent, begin) or self._is_lost(agent, end):
-            return None
-        self.free_at_ms[agent] = end
         self.tally.energy_j += world.agents[agent].power_w * ms / 1000.0
-        if key is not None:
-            self.measured.setdefault(key, _Measured()).add(ms, items)
-        return end
+        return ms
 
     def _is_lost(self, agent: AgentId, now: float) -> bool:
         return bool(self.world.lost[agent][min(int(now / 1000), self.world.seconds - 1)])
