@@ -6,10 +6,12 @@ It reacts to levels, not edges: a trigger only says "look again now", so a lost 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,6 +107,8 @@ class ControlLoop:
         self._moves = asyncio.Semaphore(settings.scale.move_at_once)
         self._services: dict[ServiceId, _Service] = {}
         self._wake = asyncio.Event()
+        self._thinker = ThreadPoolExecutor(1, thread_name_prefix="decide")
+        """One: deciding is Python, of which one thread runs at a time; several would only take turns, at half as much again of processor time."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.faults = 0
 
@@ -173,6 +177,7 @@ class ControlLoop:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._thinker.shutdown(wait=False, cancel_futures=True)
 
     async def idle(self) -> None:
         """Returns when nothing that a look started is under way any more."""
@@ -280,7 +285,8 @@ class ControlLoop:
             snapshot = self.world.near(service, () if planned is None else places_of(planned), reach)
             if service not in snapshot.services:
                 return None
-            thought = await asyncio.to_thread(think, snapshot, service, look, with_takes=not self.world.is_small)
+            work = functools.partial(think, snapshot, service, look, with_takes=not self.world.is_small)
+            thought = await asyncio.get_running_loop().run_in_executor(self._thinker, work)
             if self.world.is_small or not thought.found_nothing:
                 break
         return thought

@@ -181,7 +181,7 @@ def _remembered(snapshot: Snapshot, service_id: ServiceId) -> list[tuple[str, Li
     if len(links) <= MAX_LINKS:
         return list(links.items())
     entry = snapshot.services[service_id].entry
-    near = ((key, link) for key, link in links.items() if entry in (link.src, link.dst))
+    near = ((key, link) for key, link in links.items() if link.src == entry or link.dst == entry)
     return list(itertools.islice(near, MAX_LINKS))
 
 

@@ -86,7 +86,7 @@ def solver_policy(
     """The best candidate."""
     if not scored:
         return None, memory
-    rationale = f"the best of {len(scored)} candidates, score {scored[0].score:.3f}"
+    rationale = f"the solver's best, score {scored[0].score:.3f}"
     return Proposal(plan=scored[0].plan, proposer="solver", trigger="better-plan", rationale=rationale), memory
 
 
@@ -259,7 +259,7 @@ class _Look:
             return self._kept(running, wait.text, (), wait.code), disagreed(memory)
         try:
             scored = self._known(memory) if not asked else ()
-            scored = scored or self._candidates()
+            scored = scored or self._candidates(1 if self.policy is solver_policy else self.settings.candidates)
         except InfeasibleError as error:
             return self._hold("no-candidate", str(error)), disagreed(memory)
         notes: tuple[Reason, ...] = ()
@@ -317,7 +317,7 @@ class _Look:
     def _solve_now(self, trigger: Trigger, why: Reason, *, counts: bool) -> tuple[Decision, Memory]:
         """The solver's plan without waiting for agreement."""
         try:
-            scored = self._candidates()
+            scored = self._candidates(self.settings.candidates)
         except InfeasibleError as error:
             reasons = (why, Reason(code="no-candidate", text=str(error)))
             none = Decision(
@@ -409,11 +409,13 @@ class _Look:
             f"{100 * b.saturation:.0f} %, jitter {a.jitter_ms:.1f} to {b.jitter_ms:.1f} ms"
         )
 
-    def _candidates(self) -> Sequence[Scored]:
+    def _candidates(self, limit: int) -> Sequence[Scored]:
+        """So many of the best `DecideSettings.candidates` plans, best first. Raises InfeasibleError."""
         s, p = self.settings, self.wary
         if self.scored is None:
             self.scored = candidates(
-                p.costs.snapshot, self.service_id, s.candidates, predictor=p, weights=s.weights, settings=s.solver
+                p.costs.snapshot, self.service_id, limit, among=s.candidates, predictor=p, weights=s.weights,
+                settings=s.solver,
             )  # fmt: skip
         elif p is not self.predictor:
             self.scored = sorted((self._scored(entry.plan) for entry in self.scored), key=lambda entry: entry.score)

@@ -70,6 +70,25 @@ class _Totals:
     energy_j: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What the lanes of a plan add up to, before any distribution."""
+
+    loads: dict[AgentId, Load]
+    totals: _Totals
+
+    @property
+    def saturation(self) -> float:
+        """Utilisation of the busiest agent of the plan, at most 1."""
+        return max((min(1.0, self.loads[a].busy) for a in self.totals.busy_ms), default=0.0)
+
+    @property
+    def jitter_ms(self) -> float:
+        return math.sqrt(
+            sum(max((lane.jitter_variance for lane in lanes), default=0.0) for lanes in self.totals.stages)
+        )
+
+
 class Predictor:
     """Predicts plans of one service under one snapshot; build it once, ask it for many plans."""
 
@@ -99,18 +118,24 @@ class Predictor:
 
     def predict_all(self, plans: Sequence[Plan]) -> list[Prediction]:
         """`predict` of each plan, with their distributions in one pass."""
-        rate = self.rate_rps
-        walked = [(plan, loads := self._loads(plan, rate), self._walk(plan, loads, rate)) for plan in plans]
-        times = pipelines([self._course(totals) for _, _, totals in walked]) if walked else []
-        return [self._judged(*parts, spread) for parts, spread in zip(walked, times, strict=True)]
+        return self.judged([(plan, self.walked(plan)) for plan in plans])
 
-    def _judged(self, plan: Plan, loads: dict[AgentId, Load], totals: _Totals, times: Distribution) -> Prediction:
+    def walked(self, plan: Plan) -> Walked:
+        """What a plan's lanes add up to, whatever its fallbacks: the cheap part of a prediction."""
+        loads = self._loads(plan, self.rate_rps)
+        return Walked(loads, self._walk(plan, loads, self.rate_rps))
+
+    def judged(self, walked: Sequence[tuple[Plan, Walked]]) -> list[Prediction]:
+        """The predictions of plans whose lanes were walked, with their distributions in one pass."""
+        times = pipelines([self._course(one.totals) for _, one in walked]) if walked else []
+        return [self._judged(plan, one, spread) for (plan, one), spread in zip(walked, times, strict=True)]
+
+    def _judged(self, plan: Plan, walked: Walked, times: Distribution) -> Prediction:
+        loads, totals = walked.loads, walked.totals
         body, tail = self._log_scales(plan)
         held = held_by(self.costs, self.view, plan)
         memory = {a: size + self.foreign_memory.get(a, 0) for a, size in sorted(memory_of(held).items())}
         capacity, bottleneck = self._capacity(totals, loads)
-        saturation = max((min(1.0, loads[a].busy) for a in totals.busy_ms), default=0.0)
-        jitter = math.sqrt(sum(max((lane.jitter_variance for lane in lanes), default=0.0) for lanes in totals.stages))
         availability = availability_of(plan, self.costs.agents, self.link_up, self.entry)
         found = times.quantiles_ms(tuple(SHARE_OF.values()))
         quantiles: dict[Percentile, float] = {
@@ -124,8 +149,8 @@ class Predictor:
             p99_ms=quantiles["p99"],
             mean_ms=times.mean_ms() * math.exp(body),
             throughput_rps=capacity,
-            saturation=saturation,
-            jitter_ms=jitter,
+            saturation=walked.saturation,
+            jitter_ms=walked.jitter_ms,
             risk=self._risk(quantiles, capacity, availability, energy, totals),
             availability=availability,
             accuracy=accuracy_of(self.costs, self.view, plan),

@@ -55,6 +55,14 @@ def normalised_jitter(jitter_ms: float, contract: Contract, weights: Weights) ->
 def score(prediction: Prediction, contract: Contract, weights: Weights | None = None) -> float:
     """The plan's score in [0, 1], lower is better."""
     w = weights or Weights()
-    saturation = min(max(prediction.saturation, 0.0), 1.0)
-    jitter = normalised_jitter(prediction.jitter_ms, contract, w)
-    return w.saturation * saturation + w.jitter * jitter + w.risk * min(max(prediction.risk, 0.0), 1.0)
+    return _summed(prediction.saturation, prediction.jitter_ms, prediction.risk, contract, w)
+
+
+def least_score(saturation: float, jitter_ms: float, contract: Contract, weights: Weights) -> float:
+    """What no plan with this saturation and jitter scores below: its score if it were without risk."""
+    return _summed(saturation, jitter_ms, 0.0, contract, weights)
+
+
+def _summed(saturation: float, jitter_ms: float, risk: float, contract: Contract, w: Weights) -> float:
+    jitter = normalised_jitter(jitter_ms, contract, w)
+    return w.saturation * min(max(saturation, 0.0), 1.0) + w.jitter * jitter + w.risk * min(max(risk, 0.0), 1.0)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from policies.constraints import Rule, bias, bounded, grounds, shifted
 from policies.costs import PredictSettings
-from policies.fallbacks import Spares, with_fallbacks
+from policies.fallbacks import Spares, in_files, with_fallbacks
 from policies.fleet import AgentView
 from policies.ids import ServiceId
 from policies.layouts import Table, Terrain, table_of
@@ -24,8 +25,8 @@ from policies.limits import allowed_in, is_fresh, may_hold, usable_bytes
 from policies.objectives import plan_for
 from policies.partition import MAX_DEVICES, Objective
 from policies.plan import Plan, StagePlan
-from policies.predict import Predictor
-from policies.score import Scored, Weights, score
+from policies.predict import Predictor, Walked
+from policies.score import Scored, Weights, least_score, score
 from policies.search import HOP_TIE, LATENCY_TIE, Yard, least_scores, prefilter, search
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
@@ -55,13 +56,16 @@ def candidates(
     weights: Weights | None = None,
     predict_settings: PredictSettings | None = None,
     settings: SolverSettings | None = None,
+    among: int | None = None,
 ) -> list[Scored]:
     """Up to `limit` different legal plans with their predictions, best first; their epoch is 0.
 
+    `among`: look as far as if so many were asked for. The best of so many is then found without predicting those that cannot be it.
     Raises NotFoundError for an unknown service and InfeasibleError, naming the binding limit, when no plan is legal.
     """
     s = settings or SolverSettings()
-    s = msgspec.structs.replace(s, full_predictions=min(s.full_predictions, limit + SPARE_PREDICTIONS))
+    among = max(limit, among or 0)
+    s = msgspec.structs.replace(s, full_predictions=min(s.full_predictions, among + SPARE_PREDICTIONS))
     p = predictor or Predictor(snapshot, service_id, predict_settings)
     everybody, rules = usable_agents(p), p.view.constraints
     w = shifted(weights or Weights(), rules)
@@ -69,11 +73,11 @@ def candidates(
     places = grounds(everybody, rules) if rules else []
     for agents in places:
         try:
-            plans = _plans(p, service_id, agents, w, s, limit, rules, spare=places[0])
+            plans = _plans(p, service_id, agents, w, s, (limit, among), rules, spare=places[0])
             found.update((entry.plan.layout(), entry) for entry in plans)
         except InfeasibleError:
             continue  # A wish steers and never breaks: where it leaves no plan, others are looked for.
-    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s, limit)
+    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s, (limit, among))
     if all(entry.prediction.throughput_rps < p.rate_rps for entry in scored):
         known = {entry.plan.layout() for entry in scored}
         scored += [e for e in _longer(p, everybody, "throughput", w, s) if e.plan.layout() not in known]
@@ -81,29 +85,33 @@ def candidates(
 
 
 def _unsteered(
-    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings, limit: int
+    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings, limits: Limits
 ) -> list[Scored]:  # fmt: skip
     """Legal plans whatever was wished; where layouts of one and two agents do not fit, longer chains. Raises InfeasibleError."""
     try:
-        return _plans(p, service_id, everybody, w, s, limit)
+        return _plans(p, service_id, everybody, w, s, limits)
     except InfeasibleError:
         if len(everybody) > s.agents:
             # Those with the most room, in case the most promising ones are all too full.
             with contextlib.suppress(InfeasibleError):
-                return _plans(p, service_id, _roomiest(p, everybody, s.agents), w, s, limit)
+                return _plans(p, service_id, _roomiest(p, everybody, s.agents), w, s, limits)
         longer = _longer(p, everybody, "latency", w, s)
         if not longer:
             raise
         return longer
 
 
+Limits = tuple[int, int]
+"""How many of the best plans are wanted, and as of how many they are the best."""
+
+
 def _plans(
-    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings, limit: int,
+    p: Predictor, service_id: ServiceId, everybody: Sequence[AgentView], w: Weights, s: SolverSettings, limits: Limits,
     rules: Sequence[Rule] = (), spare: Sequence[AgentView] = (),
 ) -> list[Scored]:  # fmt: skip
     """Legal plans on these agents, in no order, with fallbacks among `spare` (default: the same). Raises InfeasibleError.
 
-    All that could be among the `limit` best of them; the others may be left out.
+    All that could be among the best that are wanted; the others may be left out.
     """
     agents = _narrowed(p, everybody, s.agents)
     terrain, yard = Terrain.of(p.costs, agents, p.entry), _yard(p, agents, w)
@@ -114,17 +122,25 @@ def _plans(
             f"The models of {service_id} do not fit together on {len(agents)} agents with "
             f"{_headroom(p)} headroom; free memory or a smaller variant would help."
         )
-    spares = Spares(p, _narrowed(p, spare, s.agents) if spare else agents)
+    # Where shards were measured they are quicker or slower than the tables say; elsewhere their bound is exact.
+    least = [0.0] * len(choices) if p.costs.calibration.shards else least_scores(choices, tables, yard)
+    judge = _Judge(p, w, Spares(p, _narrowed(p, spare, s.agents) if spare else agents))
+    fits = _Loadable(p, agents)
+    known: dict[int, Scored] = {}
 
-    def judged(some: Iterable[Choice]) -> list[Scored]:
-        return _scored(p, [spares.complete(_plan_of(service_id, rows, tables, terrain)) for rows in some], w)
+    def judged(some: Iterable[int], at_most: float = math.inf) -> list[Scored]:
+        """All that were judged so far, and of these choices those that could score so little."""
+        new = [at for at in some if at not in known and least[at] <= at_most]
+        plans = [_plan_of(service_id, choices[at], tables, terrain) for at in new]
+        known.update((at, one) for at, one in zip(new, judge(plans, at_most), strict=True) if one is not None)
+        return [known[at] for at in sorted(known)]
 
-    found, others = judged(choices[:limit]), choices[limit:]
-    if others and len(_loadable(p, found, agents)) == limit and not p.costs.calibration.shards:
-        # Where shards were measured they are quicker or slower than the tables say; elsewhere the bound is exact.
-        least, enough = least_scores(others, tables, yard), _enough(p, found, s.tie)
-        others = [rows for rows, bound in zip(others, least, strict=True) if bound <= enough]
-    return _loadable(p, found + judged(others), agents)
+    for limit in sorted(set(limits)):
+        first = judged(range(min(limit, len(choices))))
+        # One that does not carry the load, or does not fit beside what runs, may be replaced by one that scores worse.
+        if all(map(fits, first)) and any(entry.prediction.throughput_rps >= p.rate_rps for entry in first):
+            return fits.those_of(judged(range(len(choices)), _enough(p, first, s.tie)))
+    return fits.those_of(judged(range(len(choices))))
 
 
 Choice = tuple[int, ...]
@@ -160,7 +176,8 @@ def _longer(
     for agents in (_narrowed(p, everybody, MAX_DEVICES), _roomiest(p, everybody, MAX_DEVICES)):
         plan = plan_for(p, agents, objective)
         if plan is not None:
-            return _scored(p, [with_fallbacks(p, plan, _narrowed(p, everybody, s.agents))], w)
+            plan = with_fallbacks(p, plan, _narrowed(p, everybody, s.agents))
+            return _scored(p, [(plan, p.walked(plan))], w)
     return []
 
 
@@ -281,27 +298,51 @@ def _headroom(p: Predictor) -> str:
     return f"{100 * p.settings.memory_headroom:.0f} %"
 
 
-def _scored(p: Predictor, plans: Sequence[Plan], weights: Weights) -> list[Scored]:
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """The full prediction of plans, where it is worth while."""
+
+    p: Predictor
+    weights: Weights
+    spares: Spares
+
+    def __call__(self, plans: Sequence[Plan], at_most: float = math.inf) -> list[Scored | None]:
+        """The plans with fallbacks; None for one that would score more than `at_most` even if it were without risk."""
+        p, found = self.p, dict[int, tuple[Plan, Walked]]()
+        for at, plan in enumerate(in_files(p.costs, plan) for plan in plans):
+            walked = p.walked(plan)
+            if least_score(walked.saturation, walked.jitter_ms, p.view.contract, self.weights) <= at_most:
+                found[at] = self.spares.complete(plan), walked
+        known = dict(zip(found, _scored(p, list(found.values()), self.weights), strict=True))
+        return [known.get(at) for at in range(len(plans))]
+
+
+def _scored(p: Predictor, plans: Sequence[tuple[Plan, Walked]], weights: Weights) -> list[Scored]:
     return [
         Scored(
             plan=plan, prediction=prediction,
             score=score(prediction, p.view.contract, weights) + bias(plan, p.view.constraints, p.costs.agents),
         )
-        for plan, prediction in zip(plans, p.predict_all(plans), strict=True)
+        for (plan, _), prediction in zip(plans, p.judged(plans), strict=True)
     ]  # fmt: skip
 
 
-def _loadable(p: Predictor, scored: list[Scored], agents: Sequence[AgentView]) -> list[Scored]:
-    """Plans that can be loaded beside the running one, if there are any: the old plan serves until the new one is ready."""
-    if p.view.running is None:
-        return scored
-    room = {a.id: usable_bytes(a, p.settings) for a in agents}
+class _Loadable:
+    """Whether plans can be loaded beside the running one: the old plan serves until the new one is ready."""
 
-    def fits(entry: Scored) -> bool:
-        wanted = p.moving_memory(entry.plan)
-        return all(wanted[a] <= room[a] for a in entry.prediction.memory_bytes if a in room)
+    def __init__(self, p: Predictor, agents: Sequence[AgentView]) -> None:
+        self._p = p
+        self._room = {a.id: usable_bytes(a, p.settings) for a in agents}
 
-    return [entry for entry in scored if fits(entry)] or scored
+    def __call__(self, entry: Scored) -> bool:
+        if self._p.view.running is None:
+            return True
+        wanted = self._p.moving_memory(entry.plan)
+        return all(wanted[a] <= self._room[a] for a in entry.prediction.memory_bytes if a in self._room)
+
+    def those_of(self, scored: list[Scored]) -> list[Scored]:
+        """Those of the plans that can, if there are any."""
+        return [entry for entry in scored if self(entry)] or scored
 
 
 def _ranked(scored: list[Scored], tie: float, latency_p99_ms: float) -> list[Scored]:
