@@ -8,12 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from policies.costs import Load, mean_wait_ms
-from policies.ids import AgentId, ModelName
+from policies.ids import AgentId, ModelName, StageName
 from policies.limits import allowed_in, is_fresh, may_see_raw
 from policies.plan import GRAIN, Lane, Plan
 from policies.predict import Predictor, availability_of
 from policies.prices import Prices, cost_per_1k
+from policies.queues import Wait, waits_of
 from policies.score import Scored
 from policies.service import OnnxStage, PythonStage
 from sla.contract import SHARE_OF, Percentile, percent
@@ -103,7 +103,7 @@ def hard_binding(p: Predictor, error: str) -> Binding:
 def where_time_goes(p: Predictor, plan: Plan) -> list[Part]:
     """A request's mean time by device and link, the largest part first; of a stage's lanes the slowest counts."""
     loads = p.costs.background(p.view.spec.id)
-    p.costs.add_load(loads, p.view, plan)
+    waits = waits_of(p.costs.add_load(loads, p.view, plan), loads)
     planned = {stage.stage: stage for stage in plan.stages}
     parts: list[Part] = []
     for stage in p.view.spec.stages:
@@ -114,8 +114,8 @@ def where_time_goes(p: Predictor, plan: Plan) -> list[Part]:
         elif stage.name in planned:
             items = p.costs.items(p.view, stage)
             lanes = [
-                _lane_parts(p, stage, planned[stage.name].model, lane, items, loads)
-                for lane in planned[stage.name].lanes
+                _lane_parts(p, stage, planned[stage.name].model, lane, items, _waits_in(waits, stage.name, number))
+                for number, lane in enumerate(planned[stage.name].lanes)
             ]
             parts += max(lanes, key=lambda lane: sum(part.ms for part in lane))
     return sorted(parts, key=lambda part: -part.ms)
@@ -206,8 +206,17 @@ def _availability(p: Predictor, entry: Scored) -> Binding:
     )  # fmt: skip
 
 
+def _waits_in(waits: list[Wait], stage: StageName, lane: int) -> dict[AgentId, float]:
+    """Mean waits (ms) before a lane, by agent."""
+    found: dict[AgentId, float] = {}
+    for wait in waits:
+        if (wait.stage, wait.lane) == (stage, lane):
+            found[wait.agent] = found.get(wait.agent, 0.0) + wait.queue.mean_ms
+    return found
+
+
 def _lane_parts(
-    p: Predictor, stage: OnnxStage, model: ModelName, lane: Lane, items: float, loads: dict[AgentId, Load]
+    p: Predictor, stage: OnnxStage, model: ModelName, lane: Lane, items: float, waits: dict[AgentId, float]
 ) -> list[Part]:
     sums = p.costs.sums(model)
     share = items * len(lane.share) / GRAIN
@@ -223,7 +232,7 @@ def _lane_parts(
             name = f"{at} to {shard.agent}"
             parts.append(Part(ms=ms, words=f"link {name} (stage {shard.stage})", stage=shard.stage, link=name))
         run = p.costs.run_ms(shard.stage, model, shard.agent, shard.blocks, share)
-        wait = mean_wait_ms(loads[shard.agent])
+        wait = waits.pop(shard.agent, 0.0)
         words = f"stage {shard.stage} on {shard.agent}" + (" (most of it waiting)" if wait > run else "")
         parts.append(Part(ms=run + wait, words=words, stage=shard.stage, device=shard.agent))
         at = shard.agent

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from policies.costs import CostModel, Load
+from policies.costs import CostModel
 from policies.fleet import NOTHING, AgentView, Booked, Fleet
 from policies.ids import AgentId, ServiceId
 from policies.limits import held_by, memory_of
 from policies.plan import Plan
+from policies.queues import Load
 from policies.snapshot import ServiceView, Snapshot
 
 Takes = Mapping[AgentId, Booked]
@@ -35,7 +36,8 @@ def takes_of(costs: CostModel, view: ServiceView, plan: Plan) -> dict[AgentId, B
     for agent, load in loads.items():
         total, weights = measured.get(agent, (0.0, 0.0))
         one = Booked(
-            busy=load.busy, second_ms=load.second_ms, third_ms2=load.third_ms2, held_bytes=held.get(agent, 0), log_ratio=total,
+            busy=load.busy, second_ms=load.second_ms, third_ms2=load.third_ms2, yielding=load.yielding, beside=load.beside,
+            held_bytes=held.get(agent, 0), log_ratio=total,
             weight=weights,
         )  # fmt: skip
         if one != NOTHING:

@@ -20,7 +20,8 @@ from policies.device_times import block_times
 from policies.fleet import NOTHING, AgentView, Booked, LinkView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.latency import Floats
-from policies.plan import GRAIN, Plan, Span
+from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
+from policies.queues import Load, Spell, Visit, spells_of
 from policies.roofline import DeviceCalibration
 from policies.service import ActivationFormat, BlockTime, ModelProfile, OnnxStage, PythonStage
 from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
@@ -157,44 +158,6 @@ def _prefix(values: list[float]) -> Floats:
     return np.concatenate(([0.0], np.cumsum(np.array(values, dtype=np.float64))))
 
 
-@dataclass(slots=True)
-class Load:
-    """Work that keeps one agent busy: its utilisation, and the sums of rate x E[run^2] (ms) and rate x E[run^3] (ms^2)."""
-
-    busy: float = 0.0
-    second_ms: float = 0.0
-    third_ms2: float = 0.0
-
-    def add(self, rate_per_ms: float, mean_ms: float, std_ms: float) -> None:
-        """More runs, whose times are log-normal: E[X^n] = mean^n (1 + cv^2)^(n (n - 1) / 2)."""
-        spread = 1.0 + (std_ms / mean_ms) ** 2 if mean_ms > 0.0 else 1.0
-        self.busy += rate_per_ms * mean_ms
-        self.second_ms += rate_per_ms * mean_ms**2 * spread
-        self.third_ms2 += rate_per_ms * mean_ms**3 * spread**3
-
-
-MAX_BUSY = 0.98
-"""Waits are computed for at most this utilisation; beyond it the queue has no steady state and risk says so."""
-
-
-def mean_wait_ms(load: Load) -> float:
-    """Mean time in the queue of an M/G/1 server. Source: Pollaczek-Khinchine formula."""
-    return load.second_ms / (2.0 * (1.0 - min(load.busy, MAX_BUSY)))
-
-
-def queue_of(load: Load) -> tuple[float, float]:
-    """(chance, mean) of an M/G/1 queue: the wait exceeds t with probability chance x exp(-t x chance / mean).
-
-    Its first two moments are exact. Source: Pollaczek-Khinchine for E[W], Takacs for E[W^2] = 2 E[W]^2 + rate E[S^3] / (3 (1 - busy)).
-    An exponential with the chance that the server is busy would be exact for exponential runs only, and too slow for steady ones.
-    """
-    wait = mean_wait_ms(load)
-    if wait <= 0.0:
-        return load.busy, 0.0
-    rest = load.third_ms2 / (3.0 * (1.0 - min(load.busy, MAX_BUSY)))
-    return 2.0 * wait * wait / (2.0 * wait * wait + rest), wait
-
-
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of one shard of a running plan."""
 
@@ -319,10 +282,7 @@ class CostModel:
 
     def background(self, service_id: ServiceId) -> dict[AgentId, Load]:
         """What other services' running plans and work that is not ours put on each agent."""
-        loads = {
-            name: Load(self.foreign_busy(name) + agent.booked.busy, agent.booked.second_ms, agent.booked.third_ms2)
-            for name, agent in self.agents.items()
-        }
+        loads = {name: Load.booked(agent.booked, self.foreign_busy(name)) for name, agent in self.agents.items()}
         for other, view in self.snapshot.services.items():
             if other != service_id and view.running is not None:
                 self.add_load(loads, view, view.running)
@@ -330,18 +290,59 @@ class CostModel:
 
     def add_load(
         self, loads: dict[AgentId, Load], view: ServiceView, plan: Plan, rate_rps: float | None = None
-    ) -> None:
-        """Add what `plan` puts on each agent, by default at the load that `view` must carry; agents that are gone are left out."""
+    ) -> list[Spell]:
+        """Add what `plan` puts on each agent, by default at the load that `view` must carry; agents that are gone are left out.
+
+        What one request does there, which is what was added.
+        """
         rate_per_ms = (required_rps(view) if rate_rps is None else rate_rps) / 1000.0
-        for stage, agent, model, span, items in self.runs(view, plan):
-            mean = self.run_ms(stage, model, agent, span, items)
-            loads[agent].add(rate_per_ms, mean, mean * self.variation(stage, agent, span))
         entry = self.entry(view)
+        spells = spells_of(self._visits(view, plan, entry))
+        for spell in spells:
+            loads[spell.agent].add_spell(rate_per_ms, spell)
         if entry is not None and entry in loads:
             for step in view.spec.stages:
                 if isinstance(step, PythonStage):
-                    mean = self.python_ms(view, step, entry)
-                    loads[entry].add(rate_per_ms, mean, mean * self.settings.run_variation)
+                    loads[entry].add_step(rate_per_ms, self.python_ms(view, step, entry))
+        return spells
+
+    def _visits(self, view: ServiceView, plan: Plan, entry: AgentId | None) -> Iterator[Visit]:
+        """Every shard of a plan that one request runs, in their order; agents that are gone are left out."""
+        planned = {stage.stage: stage for stage in plan.stages}
+        number, steps_ms = 0, 0.0
+        for stage in view.spec.stages:
+            if isinstance(stage, PythonStage):
+                steps_ms += self.python_ms(view, stage, entry)
+            elif stage.name in planned and planned[stage.name].model in self.snapshot.models:
+                for lane in range(len(planned[stage.name].lanes)):
+                    yield from self._lane_visits(view, stage, planned[stage.name], lane, entry, number, steps_ms)
+                number, steps_ms = number + 1, 0.0
+
+    def _lane_visits(
+        self, view: ServiceView, stage: OnnxStage, planned: StagePlan, number: int, entry: AgentId | None, stage_number: int,
+        steps_ms: float,
+    ) -> Iterator[Visit]:  # fmt: skip
+        lane = planned.lanes[number]
+        items = self.items(view, stage) * len(lane.share) / GRAIN
+        apart_ms = steps_ms + self._way_ms(planned, lane, entry, items)
+        for at, shard in enumerate(lane.shards):
+            if shard.agent not in self.agents:
+                continue
+            run = self.run_ms(planned.stage, planned.model, shard.agent, shard.blocks, items)
+            std = run * self.variation(planned.stage, shard.agent, shard.blocks)
+            yield Visit(
+                stage_number, stage.name, number, shard.agent, run, std * std, stage.yields, at == 0, at == len(lane.shards) - 1,
+                apart_ms,
+            )  # fmt: skip
+
+    def _way_ms(self, planned: StagePlan, lane: Lane, entry: AgentId | None, items: float) -> float:
+        """From the entry to the first shard of a lane and back, without any wait."""
+        way_ms, first = self.settings.hop_overhead_ms, lane.shards[0].agent
+        if entry is None or first == entry or first not in self.agents or entry not in self.agents:
+            return way_ms
+        sums, link = self.sums(planned.model), self.link(entry, first)
+        size = items * (sums.bytes_before(0) + sums.bytes_before(sums.whole.stop))
+        return way_ms + link.rtt_ms + 1000.0 * size / max(link.bandwidth_bytes_per_s, 1.0)
 
     def runs(self, view: ServiceView, plan: Plan) -> Iterator[tuple[StageName, AgentId, ModelName, Span, float]]:
         """Every shard of a plan that one request runs, with its items; agents that are gone are left out."""

@@ -21,7 +21,10 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Utilisation of the agent by them ..."""
     second_ms: float = 0.0
     third_ms2: float = 0.0
-    """... and the sums of rate x E[run^2] (ms) and of rate x E[run^3] (ms^2), as in `policies.costs.Load`."""
+    """... and the sums of rate x E[work^2] (ms) and of rate x E[work^3] (ms^2), as in `policies.queues.Load`."""
+    yielding: float = 0.0
+    beside: float = 0.0
+    """How much of `busy` is text, and how much are steps beside the accelerator."""
     held_bytes: int = 0
     """What their shards take in memory."""
     log_ratio: float = 0.0
@@ -32,6 +35,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def plus(self, other: Booked) -> Booked:
         return Booked(
             busy=self.busy + other.busy, second_ms=self.second_ms + other.second_ms, third_ms2=self.third_ms2 + other.third_ms2,
+            yielding=self.yielding + other.yielding, beside=self.beside + other.beside,
             held_bytes=self.held_bytes + other.held_bytes, log_ratio=self.log_ratio + other.log_ratio,
             weight=self.weight + other.weight,
         )  # fmt: skip
@@ -41,6 +45,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Booked(
             busy=max(0.0, self.busy - other.busy), second_ms=max(0.0, self.second_ms - other.second_ms),
             third_ms2=max(0.0, self.third_ms2 - other.third_ms2),
+            yielding=max(0.0, self.yielding - other.yielding), beside=max(0.0, self.beside - other.beside),
             held_bytes=self.held_bytes - other.held_bytes, log_ratio=self.log_ratio - other.log_ratio,
             weight=max(0.0, self.weight - other.weight),
         )  # fmt: skip

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -148,11 +148,28 @@ def _from_cdf(grid: Grid, reached: Floats) -> Distribution:
     return Distribution(grid, np.maximum(_steps(closed), 0.0))
 
 
-COUPLED: Final = 0.15
+COUPLED: Final = 0.1
 """Share of requests that wait alike in all queues on their way. The same busy spell carries a request from queue to queue, so that waits
-are not independent; fitted to requests that queue one by one (`benchmarks.prediction`), over all quantiles from p50 to p99."""
+are not independent; fitted to requests that queue one by one, over all quantiles from p50 to p99."""
 _LEVELS = np.linspace(0.0, 9.3, 94)
 """Levels -ln(1 - u) at which quantiles of waits are added and compared; they reach beyond the 9999th of 10,000 requests."""
+
+
+class Queue(NamedTuple):
+    """A wait with a Weibull tail: more than t with probability chance x exp(-(t / scale) ^ shape)."""
+
+    chance: float
+    mean_ms: float
+    """Over all requests, those that do not wait included."""
+    shape: float = 1.0
+
+    @property
+    def scale_ms(self) -> float:
+        return self.mean_ms / (max(self.chance, 1e-6) * math.gamma(1.0 + 1.0 / self.shape))
+
+    def second_ms2(self) -> float:
+        """Its mean square."""
+        return self.chance * self.scale_ms**2 * math.gamma(1.0 + 2.0 / self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +178,15 @@ class Track:
 
     mean_ms: float
     std_ms: float
-    queues: tuple[tuple[float, float], ...] = ()
-    """(chance, mean wait) of each, see `waiting`."""
+    queues: tuple[Queue, ...] = ()
 
     def wait_ms(self) -> Floats:
         """Waits in all queues together at `_LEVELS`, if a request that waits long in one waits long in all."""
         total = np.zeros(len(_LEVELS))
-        for chance, mean in self.queues:
-            if mean > 0.0:
-                total += np.maximum(0.0, (mean / chance) * (_LEVELS + math.log(chance)))
+        for queue in self.queues:
+            if queue.mean_ms > 0.0:
+                beyond = np.maximum(0.0, _LEVELS + math.log(queue.chance))
+                total += queue.scale_ms * beyond ** (1.0 / queue.shape)
         return total
 
 
@@ -196,7 +213,9 @@ class Course:
     def is_held_up(self) -> bool:
         """Whether its queues are worth the while of asking how alike they are."""
         tracks = self.tracks()
-        return sum(mean for track in tracks for _, mean in track.queues) > 0.01 * sum(track.mean_ms for track in tracks)
+        return sum(queue.mean_ms for track in tracks for queue in track.queues) > 0.01 * sum(
+            track.mean_ms for track in tracks
+        )
 
     def waits_ms(self) -> list[Floats]:
         """What the queues of each stage add to it, at `_LEVELS`."""
@@ -214,7 +233,8 @@ def pipelines(courses: Sequence[Course]) -> list[Distribution]:
     reached = _lognormals([(course.grid.step_ms, track) for course in courses for track in course.tracks()], bins)
     runs: list[Floats] = []
     levels: list[Floats] = []
-    single: list[tuple[float, float]] = []
+    single: list[tuple[float, float, float]] = []
+    """(chance, scale in steps, shape) of each."""
     owners: tuple[list[int], list[int], list[int]] = ([], [], [])
     """Whose the rows are: of runs, of waits as levels, and of waits in single queues."""
     together: dict[int, int] = {}
@@ -226,7 +246,7 @@ def pipelines(courses: Sequence[Course]) -> list[Distribution]:
             owners[0].append(number)
             at += size
         stages = course.waits_ms()
-        queues = [(chance, mean / step) for chance, mean in course.alone.queues if mean > 0.0]
+        queues = [(q.chance, q.scale_ms / step, q.shape) for q in course.alone.queues if q.mean_ms > 0.0]
         if len(stages) + len(queues) > 1 and course.is_held_up():
             together[number] = len(levels) + len(stages)
             stages.append(course.alone.wait_ms() + sum(stages))
@@ -238,8 +258,8 @@ def pipelines(courses: Sequence[Course]) -> list[Distribution]:
     if levels:
         rows.append(1.0 - np.exp(-np.stack(levels)))
     if single:
-        chances = np.array([[min(max(chance, 1e-6), 1.0)] for chance, _ in single])
-        rows.append(1.0 - chances * np.exp(edges * (-chances / np.array([[max(mean, 1e-6)] for _, mean in single]))))
+        chances, scales, shapes = np.array(single).T[:, :, None]
+        rows.append(1.0 - np.clip(chances, 1e-6, 1.0) * np.exp(-((edges / np.maximum(scales, 1e-6)) ** shapes)))
     everything = np.concatenate(rows)
     everything[:, -1] = 1.0
     spectra = np.fft.rfft(_steps(everything), 2 * bins, axis=1)

@@ -1,8 +1,8 @@
 """What a plan would do under a snapshot's load: the whole latency distribution, and everything else that is judged.
 
 Stages run one after the other (their times convolve), the lanes of a stage side by side (the slowest counts), the shards of a
-lane one after the other. Each hop pays a link (round trip, bytes over bandwidth, jitter), a queue (M/G/1 at the
-agent's utilisation by all services), and a run. Answers return along the chain, so a link is crossed both ways.
+lane one after the other. Each hop pays a link (round trip, bytes over bandwidth, jitter) and a run; what a request does on one agent in one go
+also pays its queue (`policies.queues`, loaded by all services). Answers return along the chain, so a link is crossed both ways.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from policies.costs import MAX_BUSY, CostModel, Load, PredictSettings, queue_of, required_rps
+from policies.costs import CostModel, PredictSettings, required_rps
 from policies.decision import Prediction
 from policies.fleet import AgentView
-from policies.ids import AgentId, ServiceId
-from policies.latency import Course, Distribution, Grid, Track, normal_cdf_at, pipelines
+from policies.ids import AgentId, ServiceId, StageName
+from policies.latency import Course, Distribution, Grid, Queue, Track, normal_cdf_at, pipelines
 from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of, usable_bytes
 from policies.plan import GRAIN, Lane, Plan, Span, StagePlan, file_key
+from policies.queues import MAX_BUSY, Load, Spell, waits_of
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
 from sla.contract import SHARE_OF, Percentile
@@ -44,14 +45,14 @@ class _LaneTime:
     mean_ms: float = 0.0
     variance: float = 0.0
     jitter_variance: float = 0.0
-    queues: list[tuple[float, float]] = field(default_factory=list)
-    """(chance, mean wait) of each agent on the way, see `queue_of`."""
+    queues: list[Queue] = field(default_factory=list)
+    """Those that it stands in, see `policies.queues.waits_of`."""
 
     def expected_ms(self) -> float:
-        return self.mean_ms + sum(wait for _, wait in self.queues)
+        return self.mean_ms + sum(queue.mean_ms for queue in self.queues)
 
     def spread(self) -> float:
-        return self.variance + sum(2.0 * wait * wait / max(chance, 0.05) for chance, wait in self.queues)
+        return self.variance + sum(queue.second_ms2() for queue in self.queues)
 
 
 @dataclass(slots=True)
@@ -122,8 +123,8 @@ class Predictor:
 
     def walked(self, plan: Plan) -> Walked:
         """What a plan's lanes add up to, whatever its fallbacks: the cheap part of a prediction."""
-        loads = self._loads(plan, self.rate_rps)
-        return Walked(loads, self._walk(plan, loads, self.rate_rps))
+        loads, spells = self._loads(plan, self.rate_rps)
+        return Walked(loads, self._walk(plan, loads, spells, self.rate_rps))
 
     def judged(self, walked: Sequence[tuple[Plan, Walked]]) -> list[Prediction]:
         """The predictions of plans whose lanes were walked, with their distributions in one pass."""
@@ -178,22 +179,24 @@ class Predictor:
                 mine[file] = max(size, mine.get(file, 0))
         return {agent: size + self.foreign_memory.get(agent, 0) for agent, size in memory_of(both).items()}
 
-    def _loads(self, plan: Plan, rate_rps: float) -> dict[AgentId, Load]:
-        """What keeps the agents of a plan and the entry busy when the plan runs."""
+    def _loads(self, plan: Plan, rate_rps: float) -> tuple[dict[AgentId, Load], list[Spell]]:
+        """What keeps the agents of a plan and the entry busy when the plan runs, and what one request does there."""
         involved = plan.agents() if self.entry is None else plan.agents() | {self.entry}
         before = ((agent, self.background.get(agent)) for agent in sorted(involved))
-        loads = {agent: Load(load.busy, load.second_ms, load.third_ms2) for agent, load in before if load is not None}
-        self.costs.add_load(loads, self.view, plan, rate_rps)
-        return loads
+        loads = {agent: load.copy() for agent, load in before if load is not None}
+        return loads, self.costs.add_load(loads, self.view, plan, rate_rps)
 
-    def _walk(self, plan: Plan, loads: dict[AgentId, Load], rate_rps: float) -> _Totals:
+    def _walk(self, plan: Plan, loads: dict[AgentId, Load], spells: list[Spell], rate_rps: float) -> _Totals:
         totals = _Totals(rate_rps)
         planned = {stage.stage: stage for stage in plan.stages}
+        lanes: dict[StageName, list[_LaneTime]] = {}
         for stage in self.view.spec.stages:
             if isinstance(stage, PythonStage):
                 self._walk_python(stage, totals)
             elif stage.name in planned:
-                self._walk_stage(stage, planned[stage.name], loads, totals)
+                lanes[stage.name] = self._walk_stage(stage, planned[stage.name], totals)
+        for wait in waits_of(spells, loads):
+            lanes[wait.stage][wait.lane].queues.append(wait.queue)
         return totals
 
     def _walk_python(self, stage: PythonStage, totals: _Totals) -> None:
@@ -202,13 +205,12 @@ class Predictor:
         if self.entry is not None:
             self._count(totals, self.entry, stage.name, mean)
 
-    def _walk_stage(self, stage: OnnxStage, planned: StagePlan, loads: dict[AgentId, Load], totals: _Totals) -> None:
+    def _walk_stage(self, stage: OnnxStage, planned: StagePlan, totals: _Totals) -> list[_LaneTime]:
         items = self.costs.items(self.view, stage)
-        totals.stages.append([self._lane(planned, lane, items, loads, totals) for lane in planned.lanes])
+        totals.stages.append([self._lane(planned, lane, items, totals) for lane in planned.lanes])
+        return totals.stages[-1]
 
-    def _lane(
-        self, planned: StagePlan, lane: Lane, items: float, loads: dict[AgentId, Load], totals: _Totals
-    ) -> _LaneTime:
+    def _lane(self, planned: StagePlan, lane: Lane, items: float, totals: _Totals) -> _LaneTime:
         sums = self.costs.sums(planned.model)
         share = items * len(lane.share) / GRAIN
         answer_bytes = share * sums.bytes_before(sums.whole.stop)
@@ -219,29 +221,33 @@ class Predictor:
             sent = share * sums.bytes_before(shard.blocks.start, how)
             if at != shard.agent:
                 time.mean_ms += share * sums.convert_ms(shard.blocks.start, how)
-            self._cross(at, shard.agent, sent + answer_bytes, time, totals)
+            self._cross(at, shard.agent, (sent, answer_bytes), time, totals)
             run = self.costs.run_ms(planned.stage, planned.model, shard.agent, shard.blocks, share)
             time.mean_ms += run + self.settings.hop_overhead_ms
             time.variance += (run * self.costs.variation(planned.stage, shard.agent, shard.blocks)) ** 2
-            time.queues.append(queue_of(loads[shard.agent]))
             self._count(totals, shard.agent, planned.stage, run)
             totals.measured_ms += run * self.costs.trust(planned.stage, shard.agent, shard.blocks)
             totals.run_ms += run
             at = shard.agent
         return time
 
-    def _cross(self, src: AgentId, dst: AgentId, size: float, time: _LaneTime, totals: _Totals) -> None:
-        """Both directions of one link, with the wait for transfers of other requests."""
+    def _cross(self, src: AgentId, dst: AgentId, sizes: tuple[float, float], time: _LaneTime, totals: _Totals) -> None:
+        """There and back again over one link, with the waits for transfers of other requests in either direction."""
         if src == dst:
             return
         link = self.costs.link(src, dst)
-        transfer = 1000.0 * size / max(link.bandwidth_bytes_per_s, 1.0)
-        busy = min(totals.rate_rps * transfer / 1000.0, MAX_BUSY)
-        wait = busy * transfer / (2.0 * (1.0 - busy))
-        time.mean_ms += link.rtt_ms + transfer + wait
-        time.variance += link.jitter_ms**2 + (0.1 * transfer) ** 2 + wait * wait
+        per_byte_ms = 1000.0 / max(link.bandwidth_bytes_per_s, 1.0)
+        time.mean_ms += link.rtt_ms
+        time.variance += link.jitter_ms**2
         time.jitter_variance += link.jitter_ms**2
-        totals.link_ms[src, dst] = totals.link_ms.get((src, dst), 0.0) + transfer
+        for size in sizes:
+            transfer = size * per_byte_ms
+            busy = min(totals.rate_rps * transfer / 1000.0, MAX_BUSY)
+            wait = busy * transfer / (2.0 * (1.0 - busy))
+            time.mean_ms += transfer + wait
+            time.variance += (0.1 * transfer) ** 2 + wait * wait
+        slowest = max(sizes) * per_byte_ms
+        totals.link_ms[src, dst] = totals.link_ms.get((src, dst), 0.0) + slowest
 
     def _count(self, totals: _Totals, agent: AgentId, stage: str, run_ms: float) -> None:
         totals.busy_ms[agent] = totals.busy_ms.get(agent, 0.0) + run_ms
@@ -312,16 +318,16 @@ class Predictor:
     def _log_scales(self, plan: Plan) -> tuple[float, float]:
         """How much the model was off on the running plan, as logarithms at the median and at the p99.
 
-        Of its own median a plan keeps most; of what its tail is off beyond that half, since requests of busier minutes are in it: a p99 over changing
-        loads lies above that of their mean. Other plans inherit half of what is off in the middle. The shares were fitted on live runs
-        (`benchmarks/prediction_live.py`).
+        A plan keeps some of what was off at its own median, and other plans half of that. What its tail was off beyond that tells of the
+        requests that were ahead of those few, of stalls and of busier minutes, and little of the next hundred requests. The shares
+        were fitted on live runs (`benchmarks/prediction_live.py`).
         """
         running, (tail, middle) = self.view.running, self._bias
         if running is None or tail == middle == 0.0:
             return 0.0, 0.0
         if running.layout() != plan.layout():
-            return 0.5 * middle, 0.5 * middle
-        return 0.8 * middle, 0.8 * (middle + 0.5 * (tail - middle))
+            return 0.25 * middle, 0.25 * middle
+        return 0.5 * middle, 0.5 * middle + 0.1 * (tail - middle)
 
     def _model_bias(self) -> tuple[float, float]:
         """Log-ratios of measured over predicted latency of the running plan, at its p99 and at its median.
@@ -336,7 +342,8 @@ class Predictor:
             return 0.0, 0.0
         # It was measured at the load of that time, which may be another than the one to predict for.
         rate = view.measured_rps or view.offered_rps or self.rate_rps
-        middle, tail = self._latency(self._walk(running, self._loads(running, rate), rate)).quantiles_ms((0.5, 0.99))
+        loads, spells = self._loads(running, rate)
+        middle, tail = self._latency(self._walk(running, loads, spells, rate)).quantiles_ms((0.5, 0.99))
         count, few = view.measured_requests, self.settings.requests_to_trust
         trust = count / (count + few) if count else 1.0
         own = trust * _log_ratio(measured, tail)
@@ -433,5 +440,5 @@ def _share_up(agents: dict[AgentId, AgentView], agent: AgentId) -> float:
 def _track(lanes: list[_LaneTime]) -> Track:
     """Lanes one after the other: their runs and links as one log-normal, and all their queues."""
     mean, variance = sum(lane.mean_ms for lane in lanes), sum(lane.variance for lane in lanes)
-    queues = tuple(queue for lane in lanes for queue in lane.queues if queue[1] > 0.0)
+    queues = tuple(queue for lane in lanes for queue in lane.queues if queue.mean_ms > 0.0)
     return Track(mean, math.sqrt(variance), queues)

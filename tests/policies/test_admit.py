@@ -163,7 +163,7 @@ def test_a_proposal_may_not_be_much_worse_than_the_solver(demo: Demo, good: Plan
     for name in ("orientation", "detect", "recognise", "embed"):
         model = demo().models[stage_of(good, name).model]
         worse = with_stage(worse, name, **on(stage_of(good, name), "rk-1", len(model.blocks)))
-    relaxed = demo(contract={"latency_p99_ms": 60_000.0})
+    relaxed = demo(contract={"latency_p99_ms": 60_000.0, "throughput_rps": 0.6})
     assert codes(judged(worse, relaxed, best=best)) == {"score-worse"}
     assert judged(worse, relaxed).plan == worse
 

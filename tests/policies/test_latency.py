@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from policies.latency import (
     Grid,
+    Queue,
     Track,
     lognormal,
     mixture,
@@ -84,7 +85,7 @@ def test_without_queues_the_array_form_equals_the_parts() -> None:
 
 
 def test_one_queue_is_waited_in_as_it_is() -> None:
-    made = pipeline(GRID, Track(50.0, 10.0, ((0.3, 5.0),)), [])
+    made = pipeline(GRID, Track(50.0, 10.0, (Queue(0.3, 5.0),)), [])
     parts = series([lognormal(GRID, 50.0, 10.0), waiting(GRID, 0.3, 5.0)])
     for q in (0.1, 0.5, 0.95, 0.99):
         assert made.quantile_ms(q) == pytest.approx(parts.quantile_ms(q), rel=0.01)
@@ -92,13 +93,15 @@ def test_one_queue_is_waited_in_as_it_is() -> None:
 
 def test_lanes_that_wait_for_the_same_requests_wait_no_longer_than_one_of_them() -> None:
     """Steady lanes of equal length behind equal queues end together; independent ones would be held up by either."""
-    lane = Track(80.0, 0.1, ((0.5, 40.0),))
+    lane = Track(80.0, 0.1, (Queue(0.5, 40.0),))
     one, three = pipeline(GRID, Track(1.0, 0.1), [[lane]]), pipeline(GRID, Track(1.0, 0.1), [[lane, lane, lane]])
     for q in (0.3, 0.5, 0.9, 0.99):
         assert three.quantile_ms(q) == pytest.approx(one.quantile_ms(q), rel=0.01)
 
 
-queues = st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.0, 40.0)), max_size=3).map(tuple)
+queues = st.lists(st.builds(Queue, st.floats(0.05, 1.0), st.floats(0.0, 40.0), st.floats(0.7, 3.0)), max_size=3).map(
+    tuple
+)
 tracks = st.builds(Track, st.floats(1.0, 200.0), st.floats(0.1, 50.0), queues)
 
 
@@ -113,7 +116,7 @@ def test_a_pipeline_keeps_its_mass_its_mean_and_the_order_of_its_quantiles(
     assert made.quantile_ms(0.5) <= made.quantile_ms(0.95) <= made.quantile_ms(0.99)
 
     def mean(track: Track) -> float:
-        return track.mean_ms + sum(wait for _, wait in track.queues)
+        return track.mean_ms + sum(queue.mean_ms for queue in track.queues)
 
     least = mean(alone) + sum(max(mean(track) for track in stage) for stage in stages)
     most = mean(alone) + sum(sum(mean(track) for track in stage) for stage in stages)

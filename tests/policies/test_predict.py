@@ -148,7 +148,7 @@ def test_a_measured_p99_corrects_the_running_plan_most(tiny: Snapshot) -> None:
     plain = measured(tiny, ALL_ON_A, 100.0, 50)
     up_here = predict(ALL_ON_A, seen).p99_ms / predict(ALL_ON_A, plain).p99_ms
     up_there = predict(SPLIT, seen).p99_ms / predict(SPLIT, plain).p99_ms
-    assert up_here > up_there > 1.2
+    assert up_here > up_there > 1.1
 
 
 def test_fallbacks_raise_availability(demo: Demo) -> None:

@@ -149,14 +149,17 @@ def test_the_slow_device_is_left_out(one_stage: Demo, agent: Callable[..., Agent
 
 
 def test_shares_follow_speed(one_stage: Demo, agent: Callable[..., AgentView]) -> None:
-    """Throughput is bound by the slowest part, so a device of twice the speed takes about twice the items."""
+    """Throughput is bound by the slowest part, so a device of twice the speed takes about twice the items.
+
+    Shares of 0.6 and of 0.8 are looked at: with either the busier of both devices is 64 % busy.
+    """
     snapshot = one_stage(agent("a", "x86"), agent("b", "x86", slowdown=2.0), contract={"throughput_rps": 8.0})
     best = candidates(snapshot, READER)[0].plan
     taken = {"a": 0.0, "b": 0.0}
     for lane in best.stages[0].lanes:
         for shard in lane.shards:
             taken[shard.agent] += len(lane.share) / GRAIN * len(shard.blocks) / 8
-    assert taken["a"] == pytest.approx(2 / 3, abs=0.07)
+    assert taken["a"] == pytest.approx(2 / 3, abs=0.14)
 
 
 def test_a_plan_that_fits_by_a_hair_is_refused(one_stage: Demo, agent: Callable[..., AgentView]) -> None:
