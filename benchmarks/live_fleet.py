@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.live_arrivals import arrivals_s
 from benchmarks.live_plans import plans
 from benchmarks.live_records import Load, Trial
 from controller.cli import cache_dir
@@ -31,7 +32,9 @@ LOADS: Final = (0.2, 0.4, 0.6)
 """Shares of a plan's predicted capacity that are offered."""
 LEAST_RPS, MOST_RPS = 2.0, 9.0
 """Plans that carry less take too long to measure; more than this is not offered, since the machine itself must stay idle enough."""
-WARM_UP: Final = 8
+LEAST_REQUESTS: Final = 20
+WARM_UP: Final = 30
+"""Requests that are not measured: devices that remember runs compute here, and every document comes three times."""
 CONTRACT: Final = {
     "service_id": SERVICE, "latency_p99_ms": 10_000, "throughput_rps": 0.5, "availability_sla": "90%",
     "privacy": "any",
@@ -167,7 +170,9 @@ class LiveFleet:
     def _load(self, share: float, capacity_rps: float, seconds: float, seed: int) -> Load:
         """As long for each load: light ones need time for requests, heavy ones until their queues are as they stay."""
         mine = seconds / len(LOADS)
-        source = Source(ingresses=[self._ingress()], rate_rps=share * capacity_rps, seed=seed)
+        rate = share * capacity_rps
+        due_s = tuple(arrivals_s(max(LEAST_REQUESTS, round(rate * mine)), mine, seed).tolist())
+        source = Source(ingresses=[self._ingress()], rate_rps=rate, seed=seed, due_s=due_s)
         began_s = time.time()
         asyncio.run(source.run(mine))
         ok = sorted((o for o in source.outcomes if o.ok and not o.fell_back), key=lambda o: o.due_s)
@@ -177,7 +182,8 @@ class LiveFleet:
         )  # fmt: skip
 
     def _warm_up(self, seed: int) -> None:
-        asyncio.run(Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed).run(WARM_UP / 2.0))
+        due_s = tuple(0.5 * at for at in range(WARM_UP))
+        asyncio.run(Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed, due_s=due_s).run(WARM_UP / 2.0))
 
     def _ingress(self) -> str:
         gateway = self.ids[self.wanted.devices[0].name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import httpx
@@ -38,6 +39,8 @@ class Load:
     ingresses: list[str]
     rate_rps: float
     seed: int = 7
+    due_s: tuple[float, ...] | None = None
+    """When to send, in seconds from the start; None: a Poisson process of the given rate."""
     outcomes: list[Outcome] = field(default_factory=list)
     sent: int = 0
 
@@ -53,16 +56,21 @@ class Load:
             asyncio.TaskGroup() as tasks,
         ):
             started = time.monotonic()
-            due = 0.0
-            while True:
-                due += rng.expovariate(self.rate_rps)
-                if due >= seconds:
-                    break
+            for due in self._due(seconds, rng):
                 await asyncio.sleep(max(0.0, started + due - time.monotonic()))
                 document = documents[self.sent % len(documents)]
                 question, answer = document.questions[rng.randrange(len(document.questions))]
                 self.sent += 1
                 tasks.create_task(self._ask(http, document, question, answer, started + due))
+
+    def _due(self, seconds: float, rng: random.Random) -> Iterator[float]:
+        if self.due_s is not None:
+            yield from self.due_s
+            return
+        due = rng.expovariate(self.rate_rps)
+        while due < seconds:
+            yield due
+            due += rng.expovariate(self.rate_rps)
 
     async def _ask(
         self, http: httpx.AsyncClient, document: Document, question: str, answer: str, due_monotonic_s: float
