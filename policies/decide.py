@@ -12,6 +12,7 @@ Every plan passes `policies.admit`. Moves and holds both carry typed reasons.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -259,9 +260,12 @@ class _Look:
             return self._kept(running, wait.text, (), wait.code), disagreed(memory)
         try:
             scored = self._known(memory) if not asked else ()
-            scored = scored or self._candidates(1 if self.policy is solver_policy else self.settings.candidates)
+            scored = scored or self._best(running, memory, asked=asked)
         except InfeasibleError as error:
             return self._hold("no-candidate", str(error)), disagreed(memory)
+        if not scored:
+            text = f"no other plan would gain the {self._least_gain(running, memory):.3f} that a move must bring"
+            return self._kept(running, text, ()), self._settled(memory, running)
         notes: tuple[Reason, ...] = ()
         wanted: Proposal | None = None
         if isinstance(suggestion, Keep):
@@ -277,15 +281,10 @@ class _Look:
             return self._kept(running, "the running plan is the best one known", notes), self._settled(memory, running)
         target = self._scored(wanted.plan)
         gain = running.score - target.score
-        price = target.prediction.move_ms / limits.pay_back_ms + budget_price(memory, self.snapshot.now_ms, limits)
         urgent = contract_changed or self.trigger == "operator"
-        calm_gain = max(limits.min_gain, limits.min_gain_share * running.score)
-        in_danger = memory.is_risky and running.prediction.risk >= limits.risk_leave
-        enough = limits.risky_min_gain if in_danger or urgent else calm_gain
-        if gain < enough + price:
-            text = (
-                f"the best other plan would gain {gain:.3f}, less than the {enough + price:.3f} that a move must bring"
-            )
+        needed = self._least_gain(running, memory, urgent=urgent) + target.prediction.move_ms / limits.pay_back_ms
+        if gain < needed:
+            text = f"the best other plan would gain {gain:.3f}, less than the {needed:.3f} that a move must bring"
             return self._kept(running, text, notes, "gain-too-small"), self._settled(memory, running)
         memory = agreed(memory, wanted.plan, wanted.proposer, wanted.rationale)
         if not urgent and (wait := self._must_wait(memory)):
@@ -313,6 +312,27 @@ class _Look:
         if plan_faults(memory.favourite, self.wary):
             return ()
         return (self._scored(memory.favourite),)
+
+    def _best(self, running: Scored, memory: Memory, *, asked: bool) -> Sequence[Scored]:
+        """The candidates that may replace the running plan; none where the best of them would not gain what a move must bring at the least.
+
+        Without another proposer or a favourite of the looks before, only the best one counts. Raises InfeasibleError.
+        """
+        if self.policy is not solver_policy:
+            return self._candidates(self.settings.candidates)
+        if asked or memory.favourite is not None:
+            return self._candidates(1)
+        worth = running.score - self._least_gain(running, memory) + 1e-9
+        scored = self._candidates(1, worth)
+        return scored if scored[0].score <= worth else ()
+
+    def _least_gain(self, running: Scored, memory: Memory, *, urgent: bool = False) -> float:
+        """What a move must bring even if it took no time."""
+        limits = self.settings.stability
+        in_danger = memory.is_risky and running.prediction.risk >= limits.risk_leave
+        calm_gain = max(limits.min_gain, limits.min_gain_share * running.score)
+        enough = limits.risky_min_gain if in_danger or urgent else calm_gain
+        return enough + budget_price(memory, self.snapshot.now_ms, limits)
 
     def _solve_now(self, trigger: Trigger, why: Reason, *, counts: bool) -> tuple[Decision, Memory]:
         """The solver's plan without waiting for agreement."""
@@ -409,12 +429,12 @@ class _Look:
             f"{100 * b.saturation:.0f} %, jitter {a.jitter_ms:.1f} to {b.jitter_ms:.1f} ms"
         )
 
-    def _candidates(self, limit: int) -> Sequence[Scored]:
+    def _candidates(self, limit: int, worth: float = math.inf) -> Sequence[Scored]:
         """So many of the best `DecideSettings.candidates` plans, best first. Raises InfeasibleError."""
         s, p = self.settings, self.wary
         if self.scored is None:
             self.scored = candidates(
-                p.costs.snapshot, self.service_id, limit, among=s.candidates, predictor=p, weights=s.weights,
+                p.costs.snapshot, self.service_id, limit, among=s.candidates, worth=worth, predictor=p, weights=s.weights,
                 settings=s.solver,
             )  # fmt: skip
         elif p is not self.predictor:

@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,10 +58,12 @@ def candidates(
     predict_settings: PredictSettings | None = None,
     settings: SolverSettings | None = None,
     among: int | None = None,
+    worth: float = math.inf,
 ) -> list[Scored]:
     """Up to `limit` different legal plans with their predictions, best first; their epoch is 0.
 
     `among`: look as far as if so many were asked for. The best of so many is then found without predicting those that cannot be it.
+    `worth`: the score from which a plan matters. Where the best one's is above it, some other one above it may be returned instead.
     Raises NotFoundError for an unknown service and InfeasibleError, naming the binding limit, when no plan is legal.
     """
     s = settings or SolverSettings()
@@ -73,11 +76,11 @@ def candidates(
     places = grounds(everybody, rules) if rules else []
     for agents in places:
         try:
-            plans = _plans(p, service_id, agents, w, s, (limit, among), rules, spare=places[0])
+            plans = _plans(p, service_id, agents, w, s, Limits(limit, among), rules, spare=places[0])
             found.update((entry.plan.layout(), entry) for entry in plans)
         except InfeasibleError:
             continue  # A wish steers and never breaks: where it leaves no plan, others are looked for.
-    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s, (limit, among))
+    scored = list(found.values()) or _unsteered(p, service_id, everybody, w, s, Limits(limit, among, worth))
     if all(entry.prediction.throughput_rps < p.rate_rps for entry in scored):
         known = {entry.plan.layout() for entry in scored}
         scored += [e for e in _longer(p, everybody, "throughput", w, s) if e.plan.layout() not in known]
@@ -101,8 +104,12 @@ def _unsteered(
         return longer
 
 
-Limits = tuple[int, int]
-"""How many of the best plans are wanted, and as of how many they are the best."""
+class Limits(NamedTuple):
+    """How many of the best plans are wanted, as of how many they are the best, and from which score they matter."""
+
+    wanted: int
+    among: int
+    worth: float = math.inf
 
 
 def _plans(
@@ -135,12 +142,18 @@ def _plans(
         known.update((at, one) for at, one in zip(new, judge(plans, at_most), strict=True) if one is not None)
         return [known[at] for at in sorted(known)]
 
-    for limit in sorted(set(limits)):
+    for limit in sorted({limits.wanted, limits.among}):
         first = judged(range(min(limit, len(choices))))
         # One that does not carry the load, or does not fit beside what runs, may be replaced by one that scores worse.
         if all(map(fits, first)) and any(entry.prediction.throughput_rps >= p.rate_rps for entry in first):
+            if limits.worth < math.inf and not _any_within(judged(range(len(choices)), limits.worth), limits.worth):
+                return fits.those_of(judged(()))
             return fits.those_of(judged(range(len(choices)), _enough(p, first, s.tie)))
     return fits.those_of(judged(range(len(choices))))
+
+
+def _any_within(scored: Sequence[Scored], worth: float) -> bool:
+    return any(entry.score <= worth for entry in scored)
 
 
 Choice = tuple[int, ...]
