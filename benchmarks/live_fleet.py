@@ -32,6 +32,8 @@ LOADS: Final = (0.2, 0.4, 0.6)
 """Shares of a plan's predicted capacity that are offered."""
 LEAST_RPS, MOST_RPS = 2.0, 9.0
 """Plans that carry less take too long to measure; more than this is not offered, since the machine itself must stay idle enough."""
+FIRST_WARM_UPS: Final = 2
+"""Before the first plan of a fleet, under the plan that its controller chose: no fleet is asked what a plan would do before it ever served."""
 LEAST_REQUESTS: Final = 20
 WARM_UP: Final = 30
 """Requests that are not measured: devices that remember runs compute here, and every document comes three times."""
@@ -127,6 +129,8 @@ class LiveFleet:
         devices = tuple(self.ids[device.name] for device in self.wanted.devices[1:])
         seen, done = self._seen(), 0
         last: tuple[Plan, bytes, tuple[Load, ...]] | None = None
+        for part in range(FIRST_WARM_UPS):
+            self._warm_up(seed + part)
 
         def finish(after: bytes) -> None:
             if last is not None:
