@@ -211,11 +211,6 @@ def mean_wait_ms(load: Load) -> float:
     return load.second_ms / (2.0 * (1.0 - load.queued))
 
 
-def queue_of(load: Load) -> Queue:
-    """The M/G/1 queue of an accelerator, for work that nothing goes ahead of but what came before."""
-    return shaped(_wait(load, load.queued))
-
-
 def waits_of(spells: Sequence[Spell], loads: dict[AgentId, Load]) -> list[Wait]:
     """What a request waits for before each of its spells, and before the text in it."""
     ahead = [work_ahead(loads[spell.agent], spell) for spell in spells]

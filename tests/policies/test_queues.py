@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.ids import AgentId, StageName
 from policies.latency import Grid, Queue, Track, pipeline
-from policies.queues import Load, Visit, Wait, mean_wait_ms, queue_of, spells_of, waits_of
+from policies.queues import Load, Spell, Visit, Wait, mean_wait_ms, shaped, spells_of, waits_of, work_ahead
 
 runs = st.lists(st.tuples(st.floats(0.0001, 0.01), st.floats(0.1, 400.0), st.floats(0.0, 2.0)), min_size=1, max_size=5)
 
@@ -21,6 +21,11 @@ def _load(parts: list[tuple[float, float, float]]) -> Load:
     for rate_per_ms, mean_ms, variation in parts:
         load.add(rate_per_ms, mean_ms, variation * mean_ms)
     return load
+
+
+def queue_of(load: Load) -> Queue:
+    """What a request that runs once, and no text, waits for in a queue by itself."""
+    return shaped(work_ahead(load, Spell(AgentId("a"), visits=1)))
 
 
 @given(parts=runs)
@@ -70,7 +75,7 @@ def test_the_tail_of_steady_runs_is_that_of_requests_that_queue(busy: float, run
 
 
 def test_an_idle_agent_lets_nobody_wait() -> None:
-    assert queue_of(Load(0.3)) == Queue(0.3, 0.0)
+    assert queue_of(Load(0.3)) == pytest.approx(Queue(0.3, 0.0))
     assert math.isclose(mean_wait_ms(Load()), 0.0)
 
 
