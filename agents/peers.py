@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import pstdev
+from statistics import median, pstdev
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class PeerSettings:
     probe_every_s: float = 0.5
     bandwidth_probe_every_s: float = 5.0
     bandwidth_probe_bytes: int = 128 << 10
+    bandwidth_probe_most_bytes: int = 1 << 20
+    """Where round trips vary, a probe carries more, so that its bytes take longer than a round trip is off."""
     dial_timeout_s: float = 2.0
     silence_s: float = 3.0
     """A peer that leaves a probe unanswered for this long is taken for broken until it answers again."""
@@ -41,13 +43,23 @@ class PeerSettings:
     redial_cap_s: float = 5.0
 
 
+BULKS_KEPT = 12
+ODD = 2.0
+"""A bulk probe that took less than one over so much of what the others say, or more than so much, is odd."""
+SURE_OF = 5.0
+"""The bytes of a bulk probe should take so many times the jitter of a round trip."""
+
+
 @dataclass(slots=True)
 class LinkMeter:
     """Round trips and bandwidth of one link, from probes; pure arithmetic."""
 
     rtt_ms: float | None = None
-    bandwidth_bytes_per_s: float = 0.0
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    bulks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=BULKS_KEPT))
+    """(milliseconds per byte, bytes) of the recent bulk probes."""
+    odd: tuple[float, int] | None = None
+    """The newest bulk probe, if it was odd: the next one tells whether that was chance or the link changed."""
 
     def round_trip(self, ms: float) -> None:
         """One small probe was answered after `ms`."""
@@ -56,11 +68,43 @@ class LinkMeter:
 
     def bulk(self, n_bytes: int, ms: float) -> None:
         """A probe that carried `n_bytes` was answered after `ms`: what it took beyond a usual round trip is the bytes' time."""
-        floor_ms = min(self.recent_ms, default=0.0)
-        transfer_s = max(ms - floor_ms, 0.01) / 1000
-        sample = min(n_bytes / transfer_s, 12.5e9)
-        old = self.bandwidth_bytes_per_s
-        self.bandwidth_bytes_per_s = sample if old == 0.0 else old + 0.7 * (sample - old)
+        usual_ms = median(self.recent_ms) if self.recent_ms else 0.0
+        sample = (max(ms - usual_ms, 0.01) / n_bytes, n_bytes)
+        side = self._side(sample)
+        before, self.odd = self.odd, None
+        if before is not None and side and side == self._side(before):
+            self.bulks.clear()
+        elif side and before is None:
+            self.odd = sample
+            return
+        self.bulks.extend([sample] if before is None else [before, sample])
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """What half of the bytes of the recent bulk probes were carried at or above; 0 before the first.
+
+        One probe says little: its round trip was longer or shorter than usual, or one of the two machines was busy.
+        """
+        per_byte_ms = self._per_byte_ms()
+        return 0.0 if per_byte_ms is None else min(1000.0 / per_byte_ms, 12.5e9)
+
+    def bulk_bytes(self, least: int, most: int) -> int:
+        """What the next bulk probe should carry, within these bounds."""
+        wanted = self.bandwidth_bytes_per_s * SURE_OF * self.jitter_ms / 1000.0
+        return int(min(max(least, wanted), most))
+
+    def _side(self, sample: tuple[float, int]) -> int:
+        """1 for a probe that was oddly slow, -1 for one that was oddly quick, else 0."""
+        usual = self._per_byte_ms()
+        return 0 if usual is None else (sample[0] > ODD * usual) - (sample[0] * ODD < usual)
+
+    def _per_byte_ms(self) -> float | None:
+        left = sum(n_bytes for _, n_bytes in self.bulks) / 2.0
+        for per_byte_ms, n_bytes in sorted(self.bulks):
+            left -= n_bytes
+            if left <= 0.0:
+                return per_byte_ms
+        return None
 
     @property
     def jitter_ms(self) -> float:
@@ -271,6 +315,8 @@ class PeerPool:
                 if self._clock() >= next_bulk_s:
                     next_bulk_s = self._clock() + settings.bandwidth_probe_every_s * self._random.uniform(0.8, 1.2)
                     await self._bulk_probe(peer)
+                    if peer.meter.odd is not None:
+                        next_bulk_s = self._clock()  # Asked again at once.
             except DeadlineExceededError:
                 self._fell_silent(peer)
             except TidegateError as error:
@@ -292,10 +338,11 @@ class PeerPool:
     async def _bulk_probe(self, peer: _Peer) -> None:
         """A bulk probe that takes too long says that the link is slow, not that the peer is gone."""
         settings = self._settings
+        n_bytes = peer.meter.bulk_bytes(settings.bandwidth_probe_bytes, settings.bandwidth_probe_most_bytes)
         try:
-            await self._probe(peer, settings.bandwidth_probe_bytes)
+            await self._probe(peer, n_bytes)
         except DeadlineExceededError:
-            peer.meter.bulk(settings.bandwidth_probe_bytes, settings.silence_s * 1000)
+            peer.meter.bulk(n_bytes, settings.silence_s * 1000)
 
     def _fell_silent(self, peer: _Peer) -> None:
         """The peer hangs: what waits for it is told now, and new work goes elsewhere until it answers again."""

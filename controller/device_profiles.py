@@ -111,19 +111,22 @@ class DeviceProfiles:
         while True:
             await asyncio.sleep(self._settings.look_every_s)
             try:
-                await self.look()
+                # The quiet may soon be over, so there is no pause while there is something to time.
+                while await self.look():
+                    pass
             except TidegateError as error:
                 log.warning("device profiles: %s", error)
             except Exception:
                 log.exception("the device profiles stumbled")  # What is missing is asked for again at the next look.
 
-    async def look(self) -> None:
-        """One round in the background: the first pair that can be timed now."""
+    async def look(self) -> bool:
+        """One round in the background: the first pair that can be timed now; whether there was one."""
         if self._clock.now_ms() - self._changed_ms < 1000.0 * self._settings.settle_s or self._is_moving():
-            return
+            return False
         for pair in self._missing(is_background=True):
             if await self._profile(pair, pair[0]):
-                return
+                return True
+        return False
 
     def _missing(self, *, is_background: bool = False) -> list[Pair]:
         """What could be timed now: models that stages run, on types with an agent that may be asked."""

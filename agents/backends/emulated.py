@@ -42,12 +42,15 @@ class EmulatedBackend:
             )  # fmt: skip
         self._inner = OnnxBackend(path, threads=1)
         self._slowdown = slowdown
+        self.spent_s = 0.0
+        """What all runs took on the device that is played, whatever this machine did meanwhile."""
         self._sleep, self._cpu_time_s, self._wall_time_s = sleep, cpu_time_s, wall_time_s
         self._measured = Remembered(self._compute).run if remember else self._compute
 
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, Array]:
         began_wall_s = self._wall_time_s()
         results, cpu_s = self._measured(inputs, outputs)
+        self.spent_s += self._slowdown * cpu_s
         left_s = self._slowdown * cpu_s - (self._wall_time_s() - began_wall_s)
         if left_s > 0:
             self._sleep(left_s)

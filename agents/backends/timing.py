@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from agents.backends.base import Array, InferenceBackend, Tensors
+from agents.backends.emulated import EmulatedBackend
 from agents.backends.onnx import CPU
 
 
 def clock_for(backend: InferenceBackend, threads: int) -> Callable[[], float]:
     """Seconds by which its runs are timed, in the thread that runs them.
 
-    The processor time of that thread where it does all the work, so that a busy machine does not look slow; else real time, which is
-    also what an emulated device is stretched in.
+    So that a busy machine does not look slow: the processor time of that thread where it does all the work, and an emulated device's own
+    time, which is a multiple of that. Else real time.
     """
+    if isinstance(backend, EmulatedBackend):
+        return lambda: backend.spent_s
     return time.thread_time if backend.provider == CPU and threads == 1 else time.perf_counter
 
 

@@ -14,7 +14,7 @@ import pytest
 from agents.backends import InferenceBackend, open_backend
 from agents.backends.emulated import EmulatedBackend
 from agents.backends.onnx import OnnxBackend
-from agents.backends.timing import clock_for, quickest
+from agents.backends.timing import clock_for, quickest, timed_run
 from agents.calibration import (
     MAX_KEPT,
     CalibrationSettings,
@@ -137,6 +137,15 @@ def test_processor_time_counts_where_one_thread_of_it_does_all_the_work():
     assert clock_for(processor, 1) is time.thread_time
     assert clock_for(processor, 2) is time.perf_counter
     assert clock_for(SteadyBackend(LAUNCH.path, []), 1) is time.perf_counter
+
+
+def test_an_emulated_device_is_timed_by_its_own_clock_however_late_this_machine_is():
+    cpu_s, wall_s = iter([5.0, 5.1, 6.0, 6.2]), iter([0.0, 7.0, 10.0, 90.0])
+    device = EmulatedBackend(
+        LAUNCH.path, slowdown=3.0, budget_bytes=1 << 20, cpu_time_s=lambda: next(cpu_s), wall_time_s=lambda: next(wall_s)
+    )  # fmt: skip
+    times = [timed_run(device, LAUNCH.feed(), ["y"], clock_for(device, 1))[1] for _ in range(2)]
+    assert times == [pytest.approx(0.3), pytest.approx(0.6)]
 
 
 def test_the_quickest_quarter_is_what_counts():

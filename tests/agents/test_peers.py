@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,22 +12,62 @@ import pytest
 from agents.identity import Identity
 from agents.messages import Address, Done, GetCa, Probe, ShapeLink
 from agents.peers import LinkMeter, PeerPool, PeerSettings
+from agents.shaping import LinkShaper
 from agents.wire import serve
 from sla.errors import AgentLostError, InvalidInputError, RefusedError
 
 
-def test_the_meter_smooths_round_trips_and_takes_them_off_bulk_probes():
+def test_the_meter_smooths_round_trips_and_takes_the_usual_one_off_bulk_probes():
     meter = LinkMeter()
     for ms in (10.0, 10.0, 20.0):
         meter.round_trip(ms)
     assert meter.rtt_ms == pytest.approx(12.0)
     assert meter.jitter_ms == pytest.approx(np.std([10, 10, 20]))
+    assert meter.bandwidth_bytes_per_s == 0.0
     meter.bulk(1_000_000, 110.0)
     assert meter.bandwidth_bytes_per_s == pytest.approx(1e7)
-    meter.bulk(1_000_000, 60.0)
-    assert meter.bandwidth_bytes_per_s == pytest.approx(1.7e7)
+    meter = LinkMeter()
     meter.bulk(1 << 40, 0.0)
-    assert meter.bandwidth_bytes_per_s < 1e10
+    assert meter.bandwidth_bytes_per_s == 12.5e9
+
+
+def test_one_odd_bulk_probe_is_asked_again_and_two_say_that_the_link_changed():
+    meter = LinkMeter()
+    for _ in range(5):
+        meter.bulk(1_000_000, 100.0)
+    meter.bulk(1_000_000, 900.0)
+    assert meter.odd is not None
+    assert meter.bandwidth_bytes_per_s == pytest.approx(1e7)
+    meter.bulk(1_000_000, 100.0)
+    assert meter.odd is None
+    assert meter.bandwidth_bytes_per_s == pytest.approx(1e7), "it was chance"
+    for _ in range(2):
+        meter.bulk(1_000_000, 500.0)
+    assert meter.bandwidth_bytes_per_s == pytest.approx(2e6)
+    for _ in range(2):
+        meter.bulk(1_000_000, 20.0)
+    assert meter.bandwidth_bytes_per_s == pytest.approx(5e7), "a link that recovers is believed as quickly"
+
+
+@pytest.mark.parametrize(("delay_ms", "jitter_ms", "mbps"), [(4, 0.5, 200), (15, 2, 100), (25, 4, 150), (50, 10, 40)])
+def test_the_bandwidth_of_a_shaped_link_is_found_in_spite_of_its_jitter(delay_ms, jitter_ms, mbps):
+    """Ten minutes of probes over a shaped link, by its own arithmetic; nothing sleeps."""
+    there, back = (LinkShaper(delay_ms, jitter_ms, mbps * 125e3, Random(seed)) for seed in (1, 2))
+    meter, now_s, found = LinkMeter(), 100.0, []
+
+    def probed_ms(n_bytes: int) -> float:
+        return 1000.0 * (back.release_at_s(64, there.release_at_s(n_bytes, now_s)) - now_s)
+
+    for at in range(1200):
+        now_s += 0.5
+        meter.round_trip(probed_ms(64))
+        if at % 10 == 9 or meter.odd is not None:
+            now_s += 0.25
+            n_bytes = meter.bulk_bytes(128 << 10, 1 << 20)
+            meter.bulk(n_bytes, probed_ms(n_bytes))
+            found.append(meter.bandwidth_bytes_per_s / (mbps * 125e3))
+    assert np.median(found) == pytest.approx(1.0, abs=0.05)
+    assert np.quantile(np.abs(np.log(found[6:])), 0.9) < 0.2
 
 
 async def test_watched_peers_are_probed_and_reported(fleet, until):

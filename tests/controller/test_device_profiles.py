@@ -123,11 +123,12 @@ async def test_a_new_type_is_timed_in_the_background_once_the_fleet_has_settled(
 ) -> None:
     await site.controller.model_service.add_bytes("tiny", tiny_onnx)
     agent = await site.join("a")
-    await site.controller.profiles.look()
+    assert not await site.controller.profiles.look()
     assert site.devices() == [], "not while agents come and go"
     clock.advance(1000.0 * QUICK.settle_s)
-    await site.controller.profiles.look()
+    assert await site.controller.profiles.look(), "so the next look comes without a pause"
     assert [device.agent for device in site.devices()] == [agent.agent_id]
+    assert not await site.controller.profiles.look(), "nothing is left"
 
 
 async def test_emulated_devices_wait_for_the_end_of_all_traffic(site: Site, tiny_onnx: bytes, clock: Any) -> None:
