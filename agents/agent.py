@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from agents.backends import InferenceBackend, open_backend
+from agents.backends.remembered import Memory
 from agents.blobs import BlobCache
 from agents.calibration import Calibrator
 from agents.chain import ChainRunner
@@ -78,6 +79,7 @@ class Agent:
         self._reported_calibration: DeviceCalibration | None = None
         self._addresses: dict[AgentId, Address] = {}
         self._draining = False
+        self._memory = Memory() if settings.device.remember else None
         self.agent_id = AgentId("")
         """The controller's name for this agent; empty until it is enrolled."""
         self.ready = asyncio.Event()
@@ -265,7 +267,7 @@ class Agent:
             return ""
 
     def _open_backend(self, path: Path, file: ShardFile) -> InferenceBackend:
-        return self._open(path, file.inputs, file.outputs, remember=self._settings.device.remember)
+        return self._open(path, file.inputs, file.outputs, memory=self._memory)
 
     def _open_for_timing(self, path: Path, file: ShardFile) -> InferenceBackend:
         """What was computed is computed again."""
@@ -275,12 +277,12 @@ class Agent:
         return self._open(path, ("x",), ("y",))
 
     def _open(
-        self, path: Path, inputs: Sequence[str], outputs: Sequence[str], *, remember: bool = False
+        self, path: Path, inputs: Sequence[str], outputs: Sequence[str], *, memory: Memory | None = None
     ) -> InferenceBackend:
         device = self._settings.device
         return open_backend(
             device.platform, path, emulate=device.emulate, budget_bytes=device.budget_bytes, input_names=inputs,
-            output_names=outputs, threads=device.threads, remember=remember,
+            output_names=outputs, threads=device.threads, memory=memory,
         )  # fmt: skip
 
     def _pinned(self) -> frozenset[BlobHash]:

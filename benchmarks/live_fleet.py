@@ -34,6 +34,7 @@ LEAST_RPS, MOST_RPS = 2.0, 9.0
 """Plans that carry less take too long to measure; more than this is not offered, since the machine itself must stay idle enough."""
 FIRST_WARM_UPS: Final = 2
 """Before the first plan of a fleet, under the plan that its controller chose: no fleet is asked what a plan would do before it ever served."""
+PROFILES_WITHIN_S: Final = 400.0
 LEAST_REQUESTS: Final = 20
 WARM_UP: Final = 30
 """Requests that are not measured: devices that remember runs compute here, and every document comes three times."""
@@ -123,6 +124,18 @@ class LiveFleet:
         stack.wait_until(lambda: bool(self._running()), 120.0, "No first plan became active")
         time.sleep(8.0)  # Links are probed twice a second, their bandwidth every few seconds.
         self._say(f"fleet {self.wanted.name}: {len(names)} agents live")
+
+    def wait_for_profiles(self) -> None:
+        """Until every model was timed on every type of device that plans may use, as in the idle hours of a real fleet. Raises TidegateError."""
+        names = {device.name for device in self.wanted.devices[1:]}
+        kinds = {a["device_type"] for a in self._stack.live_agents() if a["id"] in {self.ids[name] for name in names}}
+
+        def is_done() -> bool:
+            models = self._stack.api.get("/v1/models")
+            return all(kinds <= {device["device_type"] for device in model["devices"]} for model in models)
+
+        self._stack.wait_until(is_done, PROFILES_WITHIN_S, "Not all models were timed on all types of devices")
+        self._say(f"fleet {self.wanted.name}: all models timed on {len(kinds)} types of devices")
 
     def trials(self, wanted: int, seconds: float, seed: int, keep: Callable[[Trial], None]) -> None:
         """Plans one after the other, each under all loads for that many seconds in sum; `keep` is given each. Raises TidegateError."""

@@ -68,6 +68,8 @@ def _measure(
         live[0].start()
         for other in live[1:]:
             other.start(models=live[0].models)
+        for one in live:
+            one.wait_for_profiles()
         psutil.cpu_percent()
         for part in [threads.submit(one.trials, each, seconds, 11 + at, keep) for at, one in enumerate(live)]:
             part.result()

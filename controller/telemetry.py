@@ -16,6 +16,7 @@ from agents.messages import REPORT_EVERY_MS, PeerReport, Report, ServiceReport, 
 from controller.suspicion import fold_delay, phi
 from policies.fleet import LinkView, link_key
 from policies.ids import AgentId, ServiceId
+from policies.plan import Plan
 from policies.snapshot import StageMeasure, measure_key
 from sla.errors import InvalidInputError
 from sla.sketch import LatencySketch, check_buckets
@@ -30,6 +31,9 @@ MAX_SUM = 1e16
 """Milliseconds (or their squares) that one report may claim."""
 EPOCHS_KEPT = 64
 """Latency sketches per service are kept for this many of the newest epochs."""
+
+PLANS_KEPT = 4
+"""So many plans of a service may lie within the window of shard times."""
 
 _AGENT_COLUMNS = (
     "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "foreign", "memory_free_bytes", "loaded_bytes", "queue_depth",
@@ -119,13 +123,19 @@ def is_sound(report: ServiceReport) -> bool:
 
 @dataclass(slots=True)
 class _Runs:
-    """Shard runs of the newest window as (received_ms, count, sum_ms, sum_sq_ms, items)."""
+    """Shard runs of the newest window as (received_ms, count, sum_ms, sum_sq_ms, items, epoch)."""
 
-    entries: deque[tuple[float, int, float, float, int]] = field(default_factory=lambda: deque(maxlen=128))
+    stage: str
+    entries: deque[tuple[float, int, float, float, int, int]] = field(default_factory=lambda: deque(maxlen=128))
     provider: str = ""
 
-    def measure(self, now_ms: float) -> StageMeasure | None:
-        fresh = [entry for entry in self.entries if now_ms - entry[0] <= MEASURE_WINDOW_MS]
+    def measure(self, now_ms: float, epochs: Collection[int] | None) -> StageMeasure | None:
+        """Of the runs under plans of these epochs; None: of all."""
+        fresh = [
+            entry
+            for entry in self.entries
+            if now_ms - entry[0] <= MEASURE_WINDOW_MS and (epochs is None or entry[5] in epochs)
+        ]
         count = sum(entry[1] for entry in fresh)
         if count == 0:
             return None
@@ -162,6 +172,8 @@ class Telemetry:
         """Keys of links by either end, so that nobody walks over all of them."""
         self._runs: dict[ServiceId, dict[str, _Runs]] = {}
         self._traffic: dict[ServiceId, _Traffic] = {}
+        self._plans: dict[ServiceId, dict[int, Plan]] = {}
+        """The plans that ran lately, by epoch, oldest first."""
         self.dropped = 0
         """Numbers that were out of bounds and not taken."""
 
@@ -248,10 +260,27 @@ class Telemetry:
         keys = (key for agent in agents for key in sorted(self._links_from.get(agent, ())))
         return [key for key in keys if key.split(">")[1] in some]
 
-    def measures(self, service: ServiceId, now_ms: float) -> dict[str, StageMeasure]:
-        """What was measured of a service's shards and steps, by `measure_key`."""
-        found = {key: runs.measure(now_ms) for key, runs in self._runs.get(service, {}).items()}
+    def measures(self, service: ServiceId, now_ms: float, running: Plan | None = None) -> dict[str, StageMeasure]:
+        """What was measured of a service's shards and steps, by `measure_key`.
+
+        Where a plan runs, a shard's runs under earlier ones count only if its stage was planned alike there: with the same blocks on the same
+        agent it may have been another model, or another share of the items.
+        """
+        alike = {} if running is None else self._alike(service, running)
+        found = {key: runs.measure(now_ms, alike.get(runs.stage)) for key, runs in self._runs.get(service, {}).items()}
         return {key: measure for key, measure in found.items() if measure is not None}
+
+    def _alike(self, service: ServiceId, running: Plan) -> dict[str, set[int]]:
+        """By stage: the epochs of the running plan and of those that ran lately and have the stage as it has."""
+        lately = self._plans.setdefault(service, {})
+        lately[running.epoch] = running
+        while len(lately) > PLANS_KEPT:
+            del lately[next(iter(lately))]
+        ran = {epoch: {s.stage: (s.model, s.axis, s.lanes) for s in plan.stages} for epoch, plan in lately.items()}
+        return {
+            stage: {epoch for epoch, stages in ran.items() if stages.get(stage) == planned}
+            for stage, planned in ran[running.epoch].items()
+        }
 
     def provider(self, service: ServiceId, key: str) -> str:
         """The execution provider that really ran a shard, '' when unknown."""
@@ -333,15 +362,16 @@ class Telemetry:
                 del traffic.per_epoch[oldest], traffic.since_ms[oldest]
         runs = self._runs.setdefault(report.service_id, {})
         for shard in report.shards:
-            self._fold_runs(runs, agent, shard, now_ms)
+            self._fold_runs(runs, agent, shard, report.epoch, now_ms)
         for step in report.steps:
-            entry = runs.setdefault(measure_key(step.stage, agent, 0, 0), _Runs())
-            entry.entries.append((now_ms, step.count, step.sum_ms, step.sum_ms**2 / max(1, step.count), step.count))
+            entry = runs.setdefault(measure_key(step.stage, agent, 0, 0), _Runs(step.stage))
+            square = step.sum_ms**2 / max(1, step.count)
+            entry.entries.append((now_ms, step.count, step.sum_ms, square, step.count, report.epoch))
 
-    def _fold_runs(self, runs: dict[str, _Runs], agent: AgentId, shard: ShardReport, now_ms: float) -> None:
+    def _fold_runs(self, runs: dict[str, _Runs], agent: AgentId, shard: ShardReport, epoch: int, now_ms: float) -> None:
         key = measure_key(shard.stage, agent, shard.blocks.start, shard.blocks.stop)
-        entry = runs.setdefault(key, _Runs())
-        entry.entries.append((now_ms, shard.count, shard.sum_ms, shard.sum_sq_ms, shard.items))
+        entry = runs.setdefault(key, _Runs(shard.stage))
+        entry.entries.append((now_ms, shard.count, shard.sum_ms, shard.sum_sq_ms, shard.items, epoch))
         entry.provider = shard.provider
 
     def _is_heard(self, agent: str, now_ms: float) -> bool:

@@ -9,7 +9,8 @@ Pure arithmetic with a memory; the caller says how much time passed.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import math
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from policies.costs import CostModel, Ran
@@ -34,6 +35,8 @@ class Learner:
     def __init__(self) -> None:
         self._pairs: dict[tuple[ModelName, AgentId], tuple[float, float]] = {}
         """(log-ratio over the profile, seconds seen)."""
+        self._profiled_ms: dict[tuple[ModelName, AgentId], float] = {}
+        """What one item took by the profile over which that ratio is."""
         self._variation = (0.0, 0.0)
         self._learned = Learned()
 
@@ -50,16 +53,30 @@ class Learner:
         ]
         if not runs:
             return
+        self._rebase(costs, before)
         for run in runs:
             pair = (run.model, run.agent)
             old = self._pairs.pop(pair, (0.0, 0.0))
             self._pairs[pair] = _averaged(old, run.log_ratio + before.get(run.model, 0.0), passed_s)
+            self._profiled_ms[pair] = _profiled_ms(costs, run.model, run.agent, before)
         while len(self._pairs) > MAX_PAIRS:
-            self._pairs.pop(next(iter(self._pairs)))  # The one that ran longest ago.
+            oldest = next(iter(self._pairs))  # The one that ran longest ago.
+            del self._pairs[oldest]
+            self._profiled_ms.pop(oldest, None)
         self._variation = _averaged(self._variation, _mean_variation(runs), passed_s)
         self._learned = Learned(
             models=self._models(), run_variation=_settled(self._variation, costs.settings.run_variation)
         )
+
+    def _rebase(self, costs: CostModel, before: Mapping[ModelName, float]) -> None:
+        """Keep what runs were seen to take where a better profile came: it is another ratio now."""
+        for (model, agent), (ratio, seconds) in self._pairs.items():
+            if model in costs.snapshot.models and agent in costs.agents:
+                now_ms = _profiled_ms(costs, model, agent, before)
+                was_ms = self._profiled_ms[model, agent]
+                if now_ms > 0.0 and was_ms > 0.0 and now_ms != was_ms:
+                    self._pairs[model, agent] = (ratio + math.log(was_ms / now_ms), seconds)
+                    self._profiled_ms[model, agent] = now_ms
 
     def _models(self) -> dict[ModelName, float]:
         """The models' part of all ratios, by alternating means that are drawn toward nothing."""
@@ -69,6 +86,11 @@ class Learner:
             models = _parts((m, ratio - agents.get(a, 0.0), s) for (m, a), (ratio, s) in self._pairs.items())
             agents = _parts((a, ratio - models[m], s) for (m, a), (ratio, s) in self._pairs.items())
         return {model: min(max(ratio, -MAX_RATIO), MAX_RATIO) for model, ratio in models.items()}
+
+
+def _profiled_ms(costs: CostModel, model: ModelName, agent: AgentId, learned: Mapping[ModelName, float]) -> float:
+    """One item of a whole model on an agent, without what was learned of it."""
+    return costs.modelled_ms(model, agent, costs.sums(model).whole, 1.0) * math.exp(-learned.get(model, 0.0))
 
 
 def _averaged(old: tuple[float, float], value: float, passed_s: float) -> tuple[float, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.backends.base import Array, Tensors
 from agents.backends.onnx import OnnxBackend
-from agents.backends.remembered import Measured, Remembered
+from agents.backends.remembered import Measured, Memory
 from sla.errors import ModelError
 
 
@@ -31,9 +32,9 @@ class EmulatedBackend:
         sleep: Callable[[float], None] = time.sleep,
         cpu_time_s: Callable[[], float] = time.thread_time,
         wall_time_s: Callable[[], float] = time.perf_counter,
-        remember: bool = False,
+        memory: Memory | None = None,
     ) -> None:
-        """`remember`: compute each input once (see `agents.backends.remembered`). Raises ModelError if the file alone is more than the device's memory."""
+        """`memory`: compute each input once (see `agents.backends.remembered`). Raises ModelError if the file alone is more than the device's memory."""
         size_bytes = path.stat().st_size
         if size_bytes > budget_bytes:
             raise ModelError(
@@ -45,7 +46,8 @@ class EmulatedBackend:
         self.spent_s = 0.0
         """What all runs took on the device that is played, whatever this machine did meanwhile."""
         self._sleep, self._cpu_time_s, self._wall_time_s = sleep, cpu_time_s, wall_time_s
-        self._measured = Remembered(self._compute).run if remember else self._compute
+        # Files of shards are named by their content.
+        self._measured = self._compute if memory is None else functools.partial(memory.run, path.name, self._compute)
 
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, Array]:
         began_wall_s = self._wall_time_s()

@@ -8,6 +8,7 @@ from pathlib import Path
 from agents.backends.base import InferenceBackend
 from agents.backends.emulated import EmulatedBackend
 from agents.backends.onnx import CPU, OnnxBackend
+from agents.backends.remembered import Memory
 from agents.backends.rknn import RknnBackend, is_compiled
 from policies.platforms import Platform
 
@@ -24,15 +25,15 @@ def open_backend(
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     threads: int = 1,
-    remember: bool = False,
+    memory: Memory | None = None,
 ) -> InferenceBackend:
     """The shard file at `path`, loaded on `platform` (or on its emulation, limited to `budget_bytes`).
 
-    `remember`: an emulated device computes each input once. A device whose accelerator cannot run the file runs it on its CPU, and the backend's `fault` says so. Raises ModelError.
+    `memory`: an emulated device computes each input once. A device whose accelerator cannot run the file runs it on its CPU, and the backend's `fault` says so. Raises ModelError.
     """
     if emulate:
         budget_bytes = budget_bytes or platform.emulated_budget_bytes
-        return EmulatedBackend(path, slowdown=platform.emulated_slowdown, budget_bytes=budget_bytes, remember=remember)
+        return EmulatedBackend(path, slowdown=platform.emulated_slowdown, budget_bytes=budget_bytes, memory=memory)
     if is_compiled(path):
         return RknnBackend(path, input_names=input_names, output_names=output_names)
     wanted = [name for name in platform.providers if name != "rknn"]

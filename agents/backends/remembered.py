@@ -15,8 +15,8 @@ import numpy as np
 
 from agents.backends.base import Array, Tensors
 
-MAX_BYTES = 128 << 20
-"""Outputs that are remembered per shard."""
+MAX_BYTES = 256 << 20
+"""Outputs that a device remembers."""
 TIMES_KEPT = 32
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -24,20 +24,23 @@ Measured = tuple[dict[str, Array], float]
 """Outputs, and the CPU seconds of a run."""
 
 
-class Remembered:
-    """What a shard computed, by input, and how long runs of each shape took. Used by one thread at a time."""
+class Memory:
+    """What a device computed, by shard and input, and how long runs of each shape took: it outlives the shards, which plans load and
+    drop, so a shard that comes again is as quick as it was. Used by one thread at a time.
+    """
 
-    def __init__(self, compute: Callable[[Tensors, Sequence[str]], Measured], max_bytes: int = MAX_BYTES) -> None:
-        self._compute = compute
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._outputs: OrderedDict[bytes, dict[str, Array]] = OrderedDict()
+        self._outputs: OrderedDict[tuple[str, bytes], dict[str, Array]] = OrderedDict()
         self._held_bytes = 0
-        self._times: dict[Shapes, deque[float]] = {}
+        self._times: dict[tuple[str, Shapes], deque[float]] = {}
         self._turn = itertools.count()
 
-    def run(self, inputs: Tensors, outputs: Sequence[str]) -> Measured:
-        """Outputs, and the CPU seconds that this run took, or that an earlier one with inputs of these shapes took."""
-        key, shapes = _digest(inputs, outputs), _shapes(inputs)
+    def run(
+        self, shard: str, compute: Callable[[Tensors, Sequence[str]], Measured], inputs: Tensors, outputs: Sequence[str]
+    ) -> Measured:
+        """Outputs, and the CPU seconds that this run took, or that an earlier one with inputs of these shapes took; `shard` names the content."""
+        key, shapes = (shard, _digest(inputs, outputs)), (shard, _shapes(inputs))
         known = self._outputs.get(key)
         if known is not None and shapes in self._times:
             self._outputs.move_to_end(key)
@@ -45,12 +48,12 @@ class Remembered:
             # The first run of a shape warms up; it is not how long the others take.
             at = next(self._turn) % max(1, len(times) - 1)
             return dict(known), times[at + 1] if len(times) > 1 else times[0]
-        computed, cpu_s = self._compute(inputs, outputs)
+        computed, cpu_s = compute(inputs, outputs)
         self._keep(key, computed)
         self._times.setdefault(shapes, deque(maxlen=TIMES_KEPT)).append(cpu_s)
         return computed, cpu_s
 
-    def _keep(self, key: bytes, outputs: dict[str, Array]) -> None:
+    def _keep(self, key: tuple[str, bytes], outputs: dict[str, Array]) -> None:
         size = sum(array.nbytes for array in outputs.values())
         if key in self._outputs or size > self._max_bytes:
             return

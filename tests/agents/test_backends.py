@@ -12,7 +12,7 @@ import pytest
 from agents.backends import open_backend
 from agents.backends.emulated import EmulatedBackend
 from agents.backends.onnx import OnnxBackend
-from agents.backends.remembered import Remembered
+from agents.backends.remembered import Memory
 from policies.platforms import platform
 from sla.errors import InvalidInputError, ModelError, RetryableError
 
@@ -161,14 +161,14 @@ def test_a_compiled_file_without_the_library_names_what_is_missing(compiled):
 
 
 def test_a_remembered_run_gives_the_same_outputs_for_no_work(model_path, items):
-    slept, computed = [], []
+    slept, computed, memory = [], [], Memory()
 
     def cpu_s() -> float:
         computed.append(1)
         return 0.05 * len(computed)
 
     backend = EmulatedBackend(
-        model_path, slowdown=4.0, budget_bytes=1 << 20, sleep=slept.append, cpu_time_s=cpu_s, wall_time_s=lambda: 0.0, remember=True,
+        model_path, slowdown=4.0, budget_bytes=1 << 20, sleep=slept.append, cpu_time_s=cpu_s, wall_time_s=lambda: 0.0, memory=memory,
     )  # fmt: skip
     plain = EmulatedBackend(model_path, slowdown=0.0, budget_bytes=1 << 20, sleep=slept.append)
     first, second = items(2), items(2) + 1
@@ -185,13 +185,19 @@ def test_what_is_remembered_is_bounded_and_the_warm_up_is_no_typical_run():
         calls.append(float(inputs["x"][0]))
         return {"y": inputs["x"] * 2}, 9.0 if len(calls) == 1 else 1.0
 
-    memory = Remembered(compute, max_bytes=100)
+    memory = Memory(max_bytes=100)
+
+    def run(feed, outputs, shard="a"):
+        return memory.run(shard, compute, feed, outputs)
+
     feeds = [{"x": np.full(5, number, np.float64)} for number in range(4)]
     for feed in feeds:
-        memory.run(feed, ["y"])
-    assert memory.run(feeds[3], ["y"])[1] == 1.0
+        run(feed, ["y"])
+    assert run(feeds[3], ["y"])[1] == 1.0
     assert len(calls) == 4
-    assert memory.run(feeds[0], ["y"])[0]["y"].tolist() == [0.0] * 5
+    assert run(feeds[0], ["y"])[0]["y"].tolist() == [0.0] * 5
     assert len(calls) == 5, "it was dropped to make room"
-    assert memory.run(feeds[0], ["z"])[1] == 1.0
+    assert run(feeds[0], ["z"])[1] == 1.0
     assert len(calls) == 6, "other outputs are another run"
+    assert run(feeds[0], ["z"], "b")[1] == 1.0
+    assert len(calls) == 7, "and so is another shard"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agents.messages import PeerReport, Report, ServiceReport, ShardReport, StepReport
 from controller.telemetry import EPOCHS_KEPT, MEASURE_WINDOW_MS, Table, Telemetry
-from policies.ids import AgentId, ServiceId
-from policies.plan import Span
+from policies.ids import AgentId, ModelName, ServiceId, StageName
+from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
 from policies.snapshot import measure_key
 from sla.sketch import LatencySketch
 
@@ -148,6 +148,29 @@ def test_shard_runs_are_summed_over_the_newest_window_only() -> None:
     assert found.std_ms == pytest.approx(math.sqrt(2.0))
     assert telemetry.provider(READER, key) == "CPU"
     assert telemetry.measures(READER, 3 * MEASURE_WINDOW_MS) == {}, "old times say nothing about now"
+
+
+def test_runs_under_an_earlier_plan_count_where_it_had_the_stage_alike() -> None:
+    """The same blocks on the same agent may have been another model, or another share of the items."""
+    telemetry, key = Telemetry(), measure_key("detect", A, 0, 3)
+
+    def plan(epoch: int, model: str, fallback: tuple[AgentId, ...] = ()) -> Plan:
+        stage, name = StageName("detect"), ModelName(model)
+        lane = make_lane(stage, name, None, WHOLE_AXIS, ((A, Span(0, 3)),))
+        planned = StagePlan(stage=stage, model=name, axis=None, lanes=(lane,), fallback=fallback)
+        return Plan(service_id=READER, epoch=epoch, stages=(planned,))
+
+    def ran(epoch: int, each_ms: float) -> None:
+        services = (service(epoch=epoch, shards=(shard(sum_ms=4 * each_ms, sum_sq_ms=4 * each_ms**2),)),)
+        telemetry.fold(A, report(services=services), 0.0)
+
+    ran(1, 100.0)
+    assert telemetry.measures(READER, 0.0, plan(1, "small"))[key].mean_ms == 100.0
+    ran(2, 10.0)
+    assert telemetry.measures(READER, 0.0, plan(1, "small"))[key].mean_ms == 100.0, "the next plan's canary"
+    assert telemetry.measures(READER, 0.0, plan(2, "tiny"))[key].mean_ms == 10.0
+    ran(3, 20.0)
+    assert telemetry.measures(READER, 0.0, plan(3, "tiny", (B,)))[key].mean_ms == 15.0, "only the fallback is new"
 
 
 def test_python_steps_are_measured_too() -> None:

@@ -13,7 +13,7 @@ from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.learning import Learner
 from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
 from policies.predict import predict
-from policies.service import ModelProfile, OnnxStage, ServiceSpec
+from policies.service import BlockTime, DeviceProfile, ModelProfile, OnnxStage, ServiceSpec
 from policies.snapshot import Learned, Snapshot, StageMeasure, measure_key
 
 READER = ServiceId("document-reader")
@@ -61,6 +61,30 @@ def _taught(snapshot: Snapshot, off: Callable[[str, str], float], *plans: dict[s
             seen = msgspec.structs.replace(_running(snapshot, places, off), learned=learner.learned())
             learner.see(seen, 5.0)
     return learner.learned()
+
+
+def test_what_was_learned_over_one_profile_is_not_added_to_a_better_one(two: Snapshot) -> None:
+    """The roofline was off by 1.6; then the type of device is profiled, and the profile is right."""
+    device = msgspec.structs.replace(two.fleet.agents[AgentId("x")], device_type="x86-1")
+    fleet = msgspec.structs.replace(two.fleet, agents={**two.fleet.agents, device.id: device})
+    two = msgspec.structs.replace(two, fleet=fleet)
+    learner = Learner()
+    for _ in range(60):
+        seen = msgspec.structs.replace(_running(two, {"a": "x", "b": "y"}, lambda *_: 1.6), learned=learner.learned())
+        learner.see(seen, 5.0)
+    assert learner.learned().models[ModelName("a")] > 0.2
+    blocks = tuple(
+        BlockTime(fixed_ms=1.6 * b.fixed_ms, per_item_ms=1.6 * b.per_item_ms) for b in two.models[ModelName("a")].blocks
+    )
+    profile = DeviceProfile(
+        device_type="x86-1", blocks=blocks, provider="CPU", agent="x", measured_at_s=0.0, runs=3, spread=0.0
+    )
+    seen = _running(two, {"a": "x", "b": "y"}, lambda *_: 1.6)
+    seen = msgspec.structs.replace(
+        seen, device_profiles={ModelName("a"): {"x86-1": profile}}, learned=learner.learned()
+    )
+    learner.see(seen, 5.0)
+    assert abs(learner.learned().models[ModelName("a")]) < 0.02
 
 
 ROUND = ({"a": "x", "b": "y"}, {"a": "y", "b": "x"})
