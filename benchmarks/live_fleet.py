@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,13 +85,15 @@ FLEETS: Final = (
 class LiveFleet:
     """The processes of one fleet. Use as a context manager."""
 
-    def __init__(self, wanted: FleetPlan, directory: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, wanted: FleetPlan, directory: Path, say: Callable[[str], None], warming: threading.Lock) -> None:
+        """`warming` is held by the fleet that warms up."""
         settings = StackSettings(
             directory=directory / wanted.name, cache=Path(cache_dir()), api_port=_free_port(), agent_port=_free_port(),
             ray="none", platforms=(),
         )  # fmt: skip
         self.wanted = wanted
         self._say = say
+        self._warming = warming
         self._stack = LocalStack(settings, lambda text: None)
         self.ids: dict[str, AgentId] = {}
 
@@ -199,8 +202,11 @@ class LiveFleet:
         )  # fmt: skip
 
     def _warm_up(self, seed: int) -> None:
+        """One fleet at a time: devices compute here, and several fleets at once would teach their controllers how long they wait for a processor."""
         due_s = tuple(0.5 * at for at in range(WARM_UP))
-        asyncio.run(Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed, due_s=due_s).run(WARM_UP / 2.0))
+        source = Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed, due_s=due_s)
+        with self._warming:
+            asyncio.run(source.run(WARM_UP / 2.0))
 
     def _ingress(self) -> str:
         gateway = self.ids[self.wanted.devices[0].name]

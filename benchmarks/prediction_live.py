@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +65,8 @@ def _measure(
 ) -> float:  # fmt: skip
     """All fleets side by side, each with its part of the plans; the share of this machine's CPU that was busy."""
     with ExitStack() as stack, ThreadPoolExecutor(len(fleets)) as threads:
-        live = [stack.enter_context(LiveFleet(fleet, directory, say)) for fleet in fleets]
+        warming = threading.Lock()
+        live = [stack.enter_context(LiveFleet(fleet, directory, say, warming)) for fleet in fleets]
         live[0].start()
         for other in live[1:]:
             other.start(models=live[0].models)

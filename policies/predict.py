@@ -56,13 +56,30 @@ class _LaneTime:
 
 
 @dataclass(slots=True)
+class _Wire:
+    """All transfers of one request in one direction of a link, which wait for each other: the sums of their times and of the squares."""
+
+    transfer_ms: float = 0.0
+    squares_ms2: float = 0.0
+
+    def add(self, transfer_ms: float) -> None:
+        self.transfer_ms += transfer_ms
+        self.squares_ms2 += transfer_ms * transfer_ms
+
+    def wait_ms(self, rate_rps: float) -> float:
+        """Mean wait of a transfer for those of other requests. Source: Pollaczek-Khinchine formula."""
+        busy = min(rate_rps * self.transfer_ms / 1000.0, MAX_BUSY)
+        return rate_rps / 1000.0 * self.squares_ms2 / (2.0 * (1.0 - busy))
+
+
+@dataclass(slots=True)
 class _Totals:
     """What a walk over a plan adds up."""
 
     rate_rps: float
+    wires: dict[tuple[AgentId, AgentId], _Wire]
+    """What a request carries over each link, by direction."""
     stages: list[list[_LaneTime]] = field(default_factory=list)
-    link_ms: dict[tuple[AgentId, AgentId], float] = field(default_factory=dict)
-    """Transfer time per request on each link."""
     busy_ms: dict[AgentId, float] = field(default_factory=dict)
     """Run time per request on each agent."""
     by_stage: dict[tuple[AgentId, str], float] = field(default_factory=dict)
@@ -187,7 +204,7 @@ class Predictor:
         return loads, self.costs.add_load(loads, self.view, plan, rate_rps)
 
     def _walk(self, plan: Plan, loads: dict[AgentId, Load], spells: list[Spell], rate_rps: float) -> _Totals:
-        totals = _Totals(rate_rps)
+        totals = _Totals(rate_rps, self._wires(plan))
         planned = {stage.stage: stage for stage in plan.stages}
         lanes: dict[StageName, list[_LaneTime]] = {}
         for stage in self.view.spec.stages:
@@ -218,10 +235,10 @@ class Predictor:
         time = _LaneTime()
         at = self.entry if self.entry is not None else lane.shards[0].agent
         for shard in lane.shards:
-            sent = share * sums.bytes_before(shard.blocks.start, how)
             if at != shard.agent:
                 time.mean_ms += share * sums.convert_ms(shard.blocks.start, how)
-            self._cross(at, shard.agent, (sent, answer_bytes), time, totals)
+                sent_bytes = share * sums.bytes_before(shard.blocks.start, how)
+                self._cross(at, shard.agent, (sent_bytes, answer_bytes), time, totals)
             run = self.costs.run_ms(planned.stage, planned.model, shard.agent, shard.blocks, share)
             time.mean_ms += run + self.settings.hop_overhead_ms
             time.variance += (run * self.costs.variation(planned.stage, shard.agent, shard.blocks)) ** 2
@@ -231,23 +248,43 @@ class Predictor:
             at = shard.agent
         return time
 
+    def _wires(self, plan: Plan) -> dict[tuple[AgentId, AgentId], _Wire]:
+        """What one request carries over each link: to the shards, and the answers back along the chain."""
+        wires: dict[tuple[AgentId, AgentId], _Wire] = {}
+        for planned in plan.stages:
+            stage = self._stages.get(planned.stage)
+            if stage is None:
+                continue
+            sums, items = self.costs.sums(planned.model), self.costs.items(self.view, stage)
+            for lane in planned.lanes:
+                share = items * len(lane.share) / GRAIN
+                at = self.entry if self.entry is not None else lane.shards[0].agent
+                for shard in lane.shards:
+                    if at != shard.agent:
+                        each_ms = share * self._per_byte_ms(at, shard.agent)
+                        there, back = (
+                            wires.setdefault((at, shard.agent), _Wire()),
+                            wires.setdefault((shard.agent, at), _Wire()),
+                        )
+                        there.add(each_ms * sums.bytes_before(shard.blocks.start, stage.activations))
+                        back.add(each_ms * sums.bytes_before(sums.whole.stop))
+                    at = shard.agent
+        return wires
+
+    def _per_byte_ms(self, src: AgentId, dst: AgentId) -> float:
+        return 1000.0 / max(self.costs.link(src, dst).bandwidth_bytes_per_s, 1.0)
+
     def _cross(self, src: AgentId, dst: AgentId, sizes: tuple[float, float], time: _LaneTime, totals: _Totals) -> None:
         """There and back again over one link, with the waits for transfers of other requests in either direction."""
-        if src == dst:
-            return
-        link = self.costs.link(src, dst)
-        per_byte_ms = 1000.0 / max(link.bandwidth_bytes_per_s, 1.0)
+        link, per_byte_ms = self.costs.link(src, dst), self._per_byte_ms(src, dst)
         time.mean_ms += link.rtt_ms
         time.variance += link.jitter_ms**2
         time.jitter_variance += link.jitter_ms**2
-        for size in sizes:
+        for size, way in zip(sizes, ((src, dst), (dst, src)), strict=True):
             transfer = size * per_byte_ms
-            busy = min(totals.rate_rps * transfer / 1000.0, MAX_BUSY)
-            wait = busy * transfer / (2.0 * (1.0 - busy))
+            wait = totals.wires[way].wait_ms(totals.rate_rps)
             time.mean_ms += transfer + wait
             time.variance += (0.1 * transfer) ** 2 + wait * wait
-        slowest = max(sizes) * per_byte_ms
-        totals.link_ms[src, dst] = totals.link_ms.get((src, dst), 0.0) + slowest
 
     def _count(self, totals: _Totals, agent: AgentId, stage: str, run_ms: float) -> None:
         totals.busy_ms[agent] = totals.busy_ms.get(agent, 0.0) + run_ms
@@ -273,8 +310,8 @@ class Predictor:
             if limit < best:
                 stage = max((s for a, s in totals.by_stage if a == agent), key=lambda s: totals.by_stage[agent, s])
                 best, words = limit, f"{stage} on {agent}: {100 * min(loads[agent].busy, 9.99):.0f} % busy"
-        for (src, dst), transfer in sorted(totals.link_ms.items()):
-            limit = 1000.0 / max(transfer, 1e-6)
+        for (src, dst), wire in sorted(totals.wires.items()):
+            limit = 1000.0 / max(wire.transfer_ms, 1e-6)
             if limit < best:
                 best = limit
                 words = f"link {src} to {dst}: {100 * min(self.rate_rps / limit, 9.99):.0f} % busy"

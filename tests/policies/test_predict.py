@@ -212,3 +212,26 @@ def test_other_plans_inherit_what_is_off_at_the_median_and_few_requests_teach_li
     assert p99(SPLIT, 500) == pytest.approx(predict(SPLIT, plain).p99_ms, rel=0.01)
     alone = predict(ALL_ON_A, plain).p99_ms
     assert alone < p99(ALL_ON_A, 10) < p99(ALL_ON_A, 500) < 2.0 * alone
+
+
+def test_what_stages_send_over_one_link_waits_for_each_other(
+    demo: Demo, model: Callable[..., ModelProfile], stage: Callable[..., OnnxStage], agent: Callable[..., AgentView]
+) -> None:
+    """Pictures of 100 ms at 5 requests/s: whatever goes the same way waits 5 x 0.1^2 / (2 (1 - 0.5)) s for them, what comes back does not."""
+    big, small = model("big", 0.1, 8_000, 10, 10_000_000), model("small", 0.1, 8_000, 10, 10)
+    spec = ServiceSpec(id=READER, inputs=(), outputs=(), stages=(stage("s", "big"), stage("t", "small")))
+    contract = {"accuracy_floor": None, "privacy": "any", "throughput_rps": 1.0, "latency_p99_ms": 1000}
+    snapshot = demo(
+        agents=(agent("a", "x86"), agent("b", "x86")), models={m.name: m for m in (big, small)}, spec=spec,
+        contract=contract, entry=AgentId("a"),
+    )  # fmt: skip
+    both = plan_of(stage_plan("s", "big", (("b", 0, 8),)), stage_plan("t", "small", (("b", 0, 8),)))
+    alone = plan_of(stage_plan("s", "big", (("b", 0, 8),)), stage_plan("t", "small", (("a", 0, 8),)))
+
+    def waits_ms(plan: Plan) -> float:
+        still, busy = (Predictor(snapshot, READER, rate_rps=rate).predict(plan) for rate in (0.001, 5.0))
+        return busy.mean_ms - still.mean_ms
+
+    assert waits_ms(alone) == pytest.approx(50.0, rel=0.05)
+    assert waits_ms(both) == pytest.approx(100.0, rel=0.05)
+    assert Predictor(snapshot, READER).predict(both).throughput_rps == pytest.approx(10.0, rel=0.01)
