@@ -62,10 +62,6 @@ class _Wire:
     transfer_ms: float = 0.0
     squares_ms2: float = 0.0
 
-    def add(self, transfer_ms: float) -> None:
-        self.transfer_ms += transfer_ms
-        self.squares_ms2 += transfer_ms * transfer_ms
-
     def wait_ms(self, rate_rps: float) -> float:
         """Mean wait of a transfer for those of other requests. Source: Pollaczek-Khinchine formula."""
         busy = min(rate_rps * self.transfer_ms / 1000.0, MAX_BUSY)
@@ -77,9 +73,11 @@ class _Totals:
     """What a walk over a plan adds up."""
 
     rate_rps: float
-    wires: dict[tuple[AgentId, AgentId], _Wire]
-    """What a request carries over each link, by direction."""
     stages: list[list[_LaneTime]] = field(default_factory=list)
+    wires: dict[tuple[AgentId, AgentId], _Wire] = field(default_factory=dict)
+    """What a request carries over each link, by direction ..."""
+    carried: list[tuple[_LaneTime, _Wire]] = field(default_factory=list)
+    """... and every transfer of a lane, which waits there."""
     busy_ms: dict[AgentId, float] = field(default_factory=dict)
     """Run time per request on each agent."""
     by_stage: dict[tuple[AgentId, str], float] = field(default_factory=dict)
@@ -204,7 +202,7 @@ class Predictor:
         return loads, self.costs.add_load(loads, self.view, plan, rate_rps)
 
     def _walk(self, plan: Plan, loads: dict[AgentId, Load], spells: list[Spell], rate_rps: float) -> _Totals:
-        totals = _Totals(rate_rps, self._wires(plan))
+        totals = _Totals(rate_rps)
         planned = {stage.stage: stage for stage in plan.stages}
         lanes: dict[StageName, list[_LaneTime]] = {}
         for stage in self.view.spec.stages:
@@ -212,6 +210,10 @@ class Predictor:
                 self._walk_python(stage, totals)
             elif stage.name in planned:
                 lanes[stage.name] = self._walk_stage(stage, planned[stage.name], totals)
+        for time, wire in totals.carried:
+            wait_ms = wire.wait_ms(rate_rps)
+            time.mean_ms += wait_ms
+            time.variance += wait_ms * wait_ms
         for wait in waits_of(spells, loads):
             lanes[wait.stage][wait.lane].queues.append(wait.queue)
         return totals
@@ -248,43 +250,23 @@ class Predictor:
             at = shard.agent
         return time
 
-    def _wires(self, plan: Plan) -> dict[tuple[AgentId, AgentId], _Wire]:
-        """What one request carries over each link: to the shards, and the answers back along the chain."""
-        wires: dict[tuple[AgentId, AgentId], _Wire] = {}
-        for planned in plan.stages:
-            stage = self._stages.get(planned.stage)
-            if stage is None:
-                continue
-            sums, items = self.costs.sums(planned.model), self.costs.items(self.view, stage)
-            for lane in planned.lanes:
-                share = items * len(lane.share) / GRAIN
-                at = self.entry if self.entry is not None else lane.shards[0].agent
-                for shard in lane.shards:
-                    if at != shard.agent:
-                        each_ms = share * self._per_byte_ms(at, shard.agent)
-                        there, back = (
-                            wires.setdefault((at, shard.agent), _Wire()),
-                            wires.setdefault((shard.agent, at), _Wire()),
-                        )
-                        there.add(each_ms * sums.bytes_before(shard.blocks.start, stage.activations))
-                        back.add(each_ms * sums.bytes_before(sums.whole.stop))
-                    at = shard.agent
-        return wires
-
-    def _per_byte_ms(self, src: AgentId, dst: AgentId) -> float:
-        return 1000.0 / max(self.costs.link(src, dst).bandwidth_bytes_per_s, 1.0)
-
     def _cross(self, src: AgentId, dst: AgentId, sizes: tuple[float, float], time: _LaneTime, totals: _Totals) -> None:
-        """There and back again over one link, with the waits for transfers of other requests in either direction."""
-        link, per_byte_ms = self.costs.link(src, dst), self._per_byte_ms(src, dst)
+        """There and back again over one link; what a transfer waits for is known when all are."""
+        link = self.costs.link(src, dst)
+        per_byte_ms = 1000.0 / max(link.bandwidth_bytes_per_s, 1.0)
         time.mean_ms += link.rtt_ms
         time.variance += link.jitter_ms**2
         time.jitter_variance += link.jitter_ms**2
-        for size, way in zip(sizes, ((src, dst), (dst, src)), strict=True):
+        for size, way in ((sizes[0], (src, dst)), (sizes[1], (dst, src))):
             transfer = size * per_byte_ms
-            wait = totals.wires[way].wait_ms(totals.rate_rps)
-            time.mean_ms += transfer + wait
-            time.variance += (0.1 * transfer) ** 2 + wait * wait
+            time.mean_ms += transfer
+            time.variance += 0.01 * transfer * transfer
+            wire = totals.wires.get(way)
+            if wire is None:
+                wire = totals.wires[way] = _Wire()
+            wire.transfer_ms += transfer
+            wire.squares_ms2 += transfer * transfer
+            totals.carried.append((time, wire))
 
     def _count(self, totals: _Totals, agent: AgentId, stage: str, run_ms: float) -> None:
         totals.busy_ms[agent] = totals.busy_ms.get(agent, 0.0) + run_ms
