@@ -1,4 +1,4 @@
-"""A request, from its first tensor to its answer: steps here, shards wherever the route says, fallbacks within the deadline."""
+"""A request, from its first tensor to its answer: steps here, lanes of shards wherever the route says (`agents.lanes`)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from agents.lanes import Chains, LaneRunner, LaneSettings, LaneWork
 from agents.ledger import Ledger
-from agents.messages import ChainDone, Hop, Route, RunChain
-from agents.queue import RunTimes
-from agents.routes import RouteTable, fallback_hops, lane_hops
+from agents.messages import Route
+from agents.routes import RouteTable
 from agents.steps import StepContext, run_step
 from policies.ids import AgentId, BlobHash, ServiceId
 from policies.knobs import bounded, knob_key
-from policies.plan import Lane, Span, StagePlan, items_of
+from policies.plan import Span, StagePlan, items_of
 from policies.service import OnnxStage, PythonStage, ServiceSpec
 from sla.errors import (
     DeadlineExceededError,
@@ -44,11 +44,7 @@ class DriverSettings:
 
     max_in_flight: int = 64
     """Requests that may be under way; more are shed."""
-    patience_floor_s: float = 3.0
-    """A lane is given at least this long before its fallback is tried: a peer that hangs is found by its probes, and a
-    fallback that is tried too early doubles the load just when there is too much of it."""
-    patience_factor: float = 8.0
-    """A lane is given this many times its usual duration before its fallback is tried."""
+    lanes: LaneSettings = field(default_factory=LaneSettings)
     step_threads: int = 2
 
 
@@ -65,20 +61,13 @@ class Result:
     """Wall time per stage."""
 
 
-class Chains(Protocol):
-    """How a stage's shards are run; `agents.chain.ChainRunner` on an agent."""
-
-    async def run(self, message: RunChain, tensors: Tensors) -> tuple[ChainDone, dict[str, np.ndarray]]:
-        """The last hop's outputs. Raises TidegateError."""
-        ...
-
-
 @dataclass(slots=True)
 class _Request:
     id: str
     route: Route
     """Replaced when the request goes on under a newer route."""
     tensors: dict[str, np.ndarray]
+    began_s: float
     deadline_s: float
     models: dict[str, str]
     fell_back: bool = False
@@ -100,14 +89,12 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._routes = routes
-        self._chain = chain
         self._ledger = ledger
         self._asset_path = asset_path
-        self._is_broken = is_broken
         self._settings = settings or DriverSettings()
         self._clock = clock
+        self._lanes = LaneRunner(chain, is_broken, self._settings.lanes, clock)
         self._steps = ThreadPoolExecutor(self._settings.step_threads, thread_name_prefix="step")
-        self._times = RunTimes()
         self._draining = False
         self.in_flight = 0
 
@@ -135,7 +122,7 @@ class Driver:
         began_s = self._clock()
         request = _Request(
             id=request_id or uuid.uuid4().hex, route=route, tensors=_inputs(route.spec, tensors),
-            deadline_s=began_s + deadline_ms / 1000, models={s.stage: s.model for s in route.plan.stages},
+            began_s=began_s, deadline_s=began_s + deadline_ms / 1000, models={s.stage: s.model for s in route.plan.stages},
         )  # fmt: skip
         self.in_flight += 1
         try:
@@ -228,78 +215,26 @@ class Driver:
         feed = {graph_name: _tensor(request, name, stage) for graph_name, name in stage.inputs.items()}
         turned = _turned(request.route, stage)
         if stage.axis is None:
-            return await self._lane(request, stage, planned, planned.lanes[0], feed | turned, items=1)
+            return await self._lane(request, stage, planned, 0, feed | turned, items=1)
         count = _item_count(feed, stage)
-        shares = [(lane, items_of(lane.share, count)) for lane in planned.lanes]
+        spans = [items_of(lane.share, count) for lane in planned.lanes]
         parts = await _all_or_first_error(
-            self._lane(request, stage, planned, lane, _cut(feed, span) | turned, items=len(span))
-            for lane, span in shares
+            self._lane(request, stage, planned, number, _cut(feed, span) | turned, items=len(span))
+            for number, span in enumerate(spans)
             if len(span) > 0
         )
         return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
     async def _lane(
-        self, request: _Request, stage: OnnxStage, planned: StagePlan, lane: Lane, feed: Tensors, *, items: int
+        self, request: _Request, stage: OnnxStage, planned: StagePlan, number: int, feed: Tensors, *, items: int
     ) -> dict[str, np.ndarray]:
-        """One lane's items through its chain, or through a fallback. Raises the last failure, or rather one that is no overload:
-        those that are lost may be replaced by a newer route, while an overload is to be told at once."""
-        chains = self._chains(request.route, planned, lane, tuple(stage.outputs))
-        failure: TidegateError | None = None
-        for index, (is_primary, hops) in enumerate(chains):
-            left_s = request.deadline_s - self._clock()
-            if left_s <= 0:
-                break
-            key = f"{request.route.spec.id}/{stage.name}/{'>'.join(hop.agent for hop in hops)}"
-            patience_s = left_s if index == len(chains) - 1 else self._patience_s(key, items, left_s)
-            try:
-                outputs = await self._attempt(request, stage, hops, feed, key, items, patience_s)
-            except InvalidInputError:
-                raise  # would fail anywhere
-            except TidegateError as error:
-                log.info("stage %s of %s failed on %s: %s", stage.name, request.id, key.rpartition("/")[2], error)
-                failure = error if failure is None or isinstance(failure, OverloadedError) else failure
-                continue
-            request.fell_back |= not is_primary
-            return outputs
-        raise failure or DeadlineExceededError(f"No time is left for stage {stage.name}.")
-
-    async def _attempt(
-        self,
-        request: _Request,
-        stage: OnnxStage,
-        hops: tuple[Hop, ...],
-        feed: Tensors,
-        key: str,
-        items: int,
-        patience_s: float,
-    ) -> dict[str, np.ndarray]:
-        began_s = self._clock()
-        message = RunChain(
-            service_id=request.route.spec.id, epoch=request.route.plan.epoch, request_id=request.id,
-            remaining_ms=patience_s * 1000, hops=hops, modality="text" if stage.yields else "vision",
+        work = LaneWork(
+            request_id=request.id, route=request.route, stage=stage, planned=planned, number=number, feed=feed, items=items,
+            began_s=request.began_s, deadline_s=request.deadline_s,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(patience_s):
-                _, outputs = await self._chain.run(message, feed)
-        except TimeoutError:
-            raise DeadlineExceededError(f"{hops[0].agent} did not finish within {patience_s * 1000:.0f} ms.") from None
-        self._times.ran(key, self._clock() - began_s, items)
-        return outputs
-
-    def _chains(
-        self, route: Route, planned: StagePlan, lane: Lane, outputs: tuple[str, ...]
-    ) -> list[tuple[bool, tuple[Hop, ...]]]:
-        """What to try in turn: the plan's chain, then each fallback; those with a broken link only when all others failed."""
-        chains = [(True, lane_hops(route, lane, outputs))]
-        chains += [(False, fallback_hops(route, planned, agent, outputs)) for agent in planned.fallback]
-        return sorted(chains, key=lambda chain: any(self._is_broken(hop.agent) for hop in chain[1]))
-
-    def _patience_s(self, key: str, items: int, left_s: float) -> float:
-        """How long to wait before trying elsewhere: a hop that hangs must not eat the whole deadline."""
-        expected_s = self._times.expected_s(key, items)
-        if expected_s == 0.0:
-            return left_s / 2
-        return min(left_s / 2, max(self._settings.patience_factor * expected_s, self._settings.patience_floor_s))
+        result = await self._lanes.run(work)
+        request.fell_back |= result.fell_back
+        return result.outputs
 
 
 def _inputs(spec: ServiceSpec, tensors: Tensors) -> dict[str, np.ndarray]:

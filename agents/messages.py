@@ -20,6 +20,7 @@ from policies.fleet import Evidence
 from policies.ids import AgentId, BlobHash, ModelName, ServiceId
 from policies.plan import Plan, Span
 from policies.roofline import DeviceCalibration
+from policies.route_times import RouteTimes
 from policies.service import ActivationFormat, ServiceSpec
 
 PROTOCOL_VERSION = 1
@@ -283,6 +284,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Values of the service's knobs by `policies.knobs.knob_key`; what is missing has its default."""
     knobs_version: int = 0
     """Grows with every change of the knobs."""
+    times: RouteTimes | None = None
+    """What the plan was expected to take; without it an ingress does not hedge."""
 
 
 def file_key(model: str, blocks: Span) -> str:

@@ -23,8 +23,8 @@ from controller.simulate_fleet import play_fleet
 from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
 from policies.scenario import Scenario, Trace, World, world_of
-from policies.simulate import Result, simulate
-from policies.simulate_choosers import CHOOSERS, chooser_of
+from policies.simulate import Result
+from policies.simulate_choosers import CHOOSERS, simulate_policy
 
 QUICK_SECONDS, FULL_SECONDS = 1_200.0, 8_640.0
 """Per scenario and seed; five scenarios of 2.4 hours are half a simulated day."""
@@ -82,7 +82,7 @@ def play(policy: str, name: str, seed: int, seconds: float) -> Played:
     """One policy on one scenario, for so many simulated seconds."""
     began_s = time.process_time()
     scenario = load_scenario(name)
-    result = simulate(_world(name, seed, seconds), chooser_of(policy), seed)
+    result = simulate_policy(policy, _world(name, seed, seconds), seed)
     return Played(
         scenario=name, policy=policy, traces=tuple(sorted(_traces(scenario))), violated=result.violation_minutes,
         minutes=len(result.minutes), moves=result.moves, requests=result.requests, failed=result.failed,

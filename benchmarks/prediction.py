@@ -19,7 +19,7 @@ from policies.decide import Memory
 from policies.plan import Plan
 from policies.predict import Predictor
 from policies.scenario import Link, Load, Scenario, World, world_of
-from policies.simulate import Choice, Simulation, simulate
+from policies.simulate import Choice, Simulation, SimulationSettings, simulate
 from policies.snapshot import Snapshot
 from policies.solve import candidates
 
@@ -45,7 +45,7 @@ def run(quick: bool) -> list[Row]:
             if prediction.saturation > MAX_BUSY:
                 continue
             fixed = _Fixed(plan)
-            result = simulate(world, fixed, seed=5)
+            result = simulate(world, fixed, 5, SimulationSettings(hedges=False))
             before.append(abs(prediction.p99_ms / result.p99_ms - 1.0))
             measured = fixed.measured(snapshot)
             after.append(abs(Predictor(measured, world.spec.id).predict(plan).p99_ms / result.p99_ms - 1.0))

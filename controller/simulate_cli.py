@@ -18,8 +18,8 @@ from controller.simulate_fleet import FleetResult, play_fleet
 from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
 from policies.scenario import Scenario, Trace, World, scenario_from, world_of
-from policies.simulate import Result, simulate
-from policies.simulate_choosers import CHOOSERS, chooser_of
+from policies.simulate import Result
+from policies.simulate_choosers import CHOOSERS, simulate_policy
 from sla.errors import InvalidInputError
 
 BUILT_IN = Path(__file__).parent / "scenarios"
@@ -45,7 +45,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     if scenario.zones > 1:
         return _run_fleet(arguments, scenario, traces)
     world = world_of(scenario, arguments.seed, traces)
-    results = {name: simulate(world, chooser_of(name), arguments.seed) for name in chosen_policies(arguments.policy)}
+    results = {name: simulate_policy(name, world, arguments.seed) for name in chosen_policies(arguments.policy)}
     if arguments.svg is not None:
         Path(arguments.svg).write_text(draw(world, results), encoding="utf-8")
     if arguments.png is not None:

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from policies.scenario import Scenario, Trace, world_of
-from policies.simulate import SimulationSettings, simulate
-from policies.simulate_choosers import chooser_of
+from policies.simulate import SimulationSettings
+from policies.simulate_choosers import simulate_policy
 
 FLEET_LOOK_EVERY_S = 10.0
 """How often the simulated controller looks at each zone of a fleet."""
@@ -71,7 +71,7 @@ def play_fleet(
 def _play(scenario: Scenario, policy: str, seed: int, traces: Mapping[str, Trace]) -> _Zone:
     began_s = time.process_time()
     settings = SimulationSettings(look_every_s=FLEET_LOOK_EVERY_S)
-    result = simulate(world_of(scenario, seed, traces), chooser_of(policy), seed, settings)
+    result = simulate_policy(policy, world_of(scenario, seed, traces), seed, settings)
     return _Zone(
         len(result.minutes), result.violation_minutes, result.requests, result.failed, result.moves, result.p99_ms,
         time.process_time() - began_s,

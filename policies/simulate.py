@@ -14,7 +14,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,13 +22,18 @@ import numpy as np
 
 from policies.costs import ProfileSums
 from policies.decision import Decision
+from policies.expected_times import expected_times
 from policies.fleet import AgentView, Fleet, LinkView, link_key
-from policies.ids import AgentId
+from policies.hedging import Choice as Way
+from policies.hedging import Hedger, Sent
+from policies.ids import AgentId, ModelName
 from policies.latency import Floats
-from policies.plan import GRAIN, Lane, Plan, StagePlan
+from policies.plan import GRAIN, Plan, Span, StagePlan
+from policies.predict import Predictor
+from policies.route_times import RouteTimes, StageTime
 from policies.scenario import World
 from policies.service import OnnxStage, PythonStage
-from policies.simulate_queue import Job, Line, Then, Threads
+from policies.simulate_queue import Job, Line, Threads
 from policies.snapshot import ServiceView, Snapshot, StageMeasure, measure_key
 
 DETECT_MS = 3_000.0
@@ -43,6 +48,8 @@ KEEP_PER_S = 0.955
 TIMEOUT_TIMES_P99 = 4.0
 RUN_NOISE = 0.12
 RETRY_DOWN_MS = 200.0
+SILENCE_S = 3
+"""As `agents.peers.PeerSettings` has it."""
 STEP_THREADS = 2
 """As `agents.driver.DriverSettings` has it, and so are the next three."""
 DEADLINE_MS = 30_000.0
@@ -55,6 +62,8 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the simulated controller works."""
 
     look_every_s: float = 2.0
+    hedges: bool = True
+    """Whether ingresses hedge (`policies.hedging`), or send every lane where it is planned while that works."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +76,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
 
 
+Hops = tuple[tuple[AgentId, Span], ...]
 Chooser = Callable[[Snapshot, World], Choice]
 """A policy with its own memory; the world is for the oracle alone."""
 
@@ -112,6 +122,40 @@ class _Request:
     is_over: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One lane of one request's stage, and the ways that it may go."""
+
+    request: _Request
+    stage: OnnxStage
+    model: ModelName
+    items: float
+    ways: dict[AgentId | None, Hops]
+    """None: as it is planned; then its fallbacks."""
+    times: StageTime | None
+    """None for a request that came in under an older plan."""
+    number: int
+    tried: set[AgentId | None] = field(default_factory=set)
+    copies: list[_Copy] = field(default_factory=list)
+    """Those under way."""
+    is_over: bool = False
+
+    @property
+    def counted(self) -> float:
+        """Items as an ingress counts them."""
+        return self.items if self.stage.axis is not None else 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    lane: _Lane
+    hops: Hops
+    sent: Sent | None
+    is_probe: bool
+    is_over: bool = False
+    run_ms: list[float] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class _Measured:
     count: float = 0.0
@@ -147,6 +191,8 @@ class _Tally:
     """(when it came, latency), infinite where it failed."""
     energy_j: float = 0.0
     moves: int = 0
+    copies: int = 0
+    """Second copies of lanes."""
     decisions: list[Decision] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     switched_ms: list[float] = field(default_factory=list)
@@ -179,6 +225,9 @@ class Simulation:
         self._number = itertools.count()
         self._arrived = 0
         self._moving_until_ms = -1.0
+        self._hedger = Hedger()
+        self.times: RouteTimes | None = None
+        """Of the running plan."""
 
     def run(self) -> Result:
         """Play the whole world."""
@@ -199,7 +248,8 @@ class Simulation:
             return
         for measure in self.measured.values():
             measure.fade(KEEP_PER_S**self.settings.look_every_s)
-        choice = self.chooser(self.snapshot(now), self.world)
+        snapshot = self.snapshot(now)
+        choice = self.chooser(snapshot, self.world)
         if choice.decision is not None and (choice.plan is not None or not self.tally.decisions):
             self.tally.decisions.append(choice.decision)
         if choice.plan is None:
@@ -211,9 +261,11 @@ class Simulation:
         if choice.decision is not None and choice.decision.prediction is not None:
             self.tally.predicted_p99_ms = choice.decision.prediction.p99_ms
         self._moving_until_ms = now + ready
+        times = expected_times(Predictor(snapshot, self.world.spec.id), plan)
 
         def switch(at: float) -> None:
-            self.running, self.since_plan = plan, []
+            self.running, self.times, self.since_plan = plan, times, []
+            self._hedger.replanned()
             self.tally.switched_ms.append(at)
             self.measured = {}
             self.tally.plans.append(plan)
@@ -284,79 +336,126 @@ class Simulation:
             return
         planned = next(s for s in request.plan.stages if s.stage == stage.name)
         request.lanes_left = len(planned.lanes)
-        for lane in planned.lanes:
-            self._send(request, stage, planned, lane, now)
+        for number in range(len(planned.lanes)):
+            self._send(request, stage, planned, number, now)
 
     def _end(self, request: _Request, latency_ms: float) -> None:
         request.is_over = True
         self.tally.done.append((request.at_ms, latency_ms))
         self.since_plan.append(min(latency_ms, TIMEOUT_TIMES_P99 * self.world.contract.latency_p99_ms))
 
-    def _send(self, request: _Request, stage: OnnxStage, planned: StagePlan, lane: Lane, now: float) -> None:
+    def _send(self, request: _Request, stage: OnnxStage, planned: StagePlan, number: int, now: float) -> None:
+        """A lane leaves, on the way that the ingress thinks best now, as `agents.lanes` does it."""
+        lane, whole = planned.lanes[number], self.sums[planned.model].whole
         items = stage.items * len(lane.share) / GRAIN
-        self._hop(request, stage, planned, lane, 0, self.entry, items, now)
-
-    def _hop(
-        self, request: _Request, stage: OnnxStage, planned: StagePlan, lane: Lane, number: int, at: AgentId, items: float,
-        now: float,
-    ) -> None:  # fmt: skip
-        """Carry a lane's items to its next shard, run it there, and go on; after the last one, back."""
-        sums, shard = self.sums[planned.model], lane.shards[number]
-        start, how = shard.blocks.start, stage.activations
-        ready = now + HOP_MS + (items * sums.convert_ms(start, how) if at != shard.agent else 0.0)
-        there = self._carried(at, shard.agent, items * sums.bytes_before(start, how), ready)
-
-        def ran(end: float | None, now: float) -> None:
-            if end is None:
-                self._at(now + BREAK_MS, lambda t: self._fall_back(request, stage, planned, items, t))
-            elif number + 1 < len(lane.shards):
-                self._hop(request, stage, planned, lane, number + 1, shard.agent, items, end)
-            else:
-                way = [self.entry, *(s.agent for s in lane.shards)]
-                self._at(
-                    self._returned(way, items * sums.bytes_before(sums.whole.stop), end),
-                    lambda t: self._lane_done(request, t),
-                )
-
-        key = measure_key(stage.name, shard.agent, shard.blocks.start, shard.blocks.stop)
-        nominal_ms = sums.run_ms(shard.blocks, items)
-        due_ms = self._due_ms(request, shard.agent, nominal_ms, now, is_last=not planned.fallback)
-        self._queue(shard.agent, Job(nominal_ms, due_ms, stage.yields, ran, key, items), there)
-
-    def _fall_back(self, request: _Request, stage: OnnxStage, planned: StagePlan, items: float, now: float) -> None:
-        sums = self.sums[planned.model]
-        for agent in planned.fallback:
-            if self._is_lost(agent, now):
-                continue
-            there = self._carried(self.entry, agent, items * sums.bytes_before(0), now)
-            job = Job(
-                sums.run_ms(sums.whole, items), request.at_ms + DEADLINE_MS, stage.yields,
-                self._last_resort(request, stage, planned, items, agent),
+        ways: dict[AgentId | None, Hops] = {None: tuple((shard.agent, shard.blocks) for shard in lane.shards)}
+        ways |= {agent: ((agent, whole),) for agent in planned.fallback}
+        route = self.times if self.settings.hedges and request.plan is self.running else None
+        sent = _Lane(
+            request, stage, planned.model, items, ways, None if route is None else route.stages[stage.name], number
+        )
+        choice = Way()
+        if route is not None:
+            choice = self._hedger.choose(
+                now, now - request.at_ms, route.promise_ms, route.stages[stage.name], number, sent.counted,
+                lambda agent: not self._is_known_gone(agent, now),
             )  # fmt: skip
-            self._queue(agent, job, there)
+        self._start(sent, choice.first, now, is_probe=choice.is_probe)
+        if choice.second is not None and math.isfinite(choice.second_after_ms):
+            self._at(now + choice.second_after_ms, lambda t: self._copy(sent, choice.second, t))
+
+    def _copy(self, lane: _Lane, where: AgentId | None, now: float) -> None:
+        """A second copy of a lane that has no answer yet."""
+        if lane.is_over or lane.request.is_over or where in lane.tried or not self._hedger.may_copy():
             return
-        if not request.is_over:
-            self._end(request, math.inf)
+        self.tally.copies += 1
+        for copy in lane.copies:
+            if copy.sent is not None:
+                self._hedger.late(copy.sent, now)
+        self._start(lane, where, now)
 
-    def _last_resort(
-        self, request: _Request, stage: OnnxStage, planned: StagePlan, items: float, agent: AgentId
-    ) -> Then:  # fmt: skip
-        """What follows a fallback's run: the way back, or the next fallback if this one was lost too."""
-        sums = self.sums[planned.model]
+    def _start(self, lane: _Lane, where: AgentId | None, now: float, *, is_probe: bool = False) -> None:
+        lane.tried.add(where)
+        way = (
+            None
+            if lane.times is None
+            else lane.times.lanes[lane.number]
+            if where is None
+            else lane.times.fallbacks[where]
+        )
+        copy = _Copy(
+            lane, lane.ways[where], None if way is None else self._hedger.sent(way, lane.counted, now), is_probe
+        )
+        lane.copies.append(copy)
+        self._hop(copy, 0, self.entry, now)
 
-        def ran(end: float | None, now: float) -> None:
+    def _hop(self, copy: _Copy, number: int, at: AgentId, now: float) -> None:
+        """Carry a lane's items to the next shard of their way, run it there, and go on; after the last one, back."""
+        lane, sums = copy.lane, self.sums[copy.lane.model]
+        agent, blocks = copy.hops[number]
+        how = lane.stage.activations
+        ready = now + HOP_MS + (lane.items * sums.convert_ms(blocks.start, how) if at != agent else 0.0)
+        there = self._carried(at, agent, lane.items * sums.bytes_before(blocks.start, how), ready)
+
+        def ran(end: float | None, ms: float, now: float) -> None:
             if end is None:
-                self._fall_back(request, stage, planned, items, now)
+                self._at(now + BREAK_MS, lambda t: self._broke(copy, t))
+                return
+            copy.run_ms.append(ms)
+            if copy.is_over:
+                return
+            if number + 1 < len(copy.hops):
+                self._hop(copy, number + 1, agent, end)
             else:
-                back = self._returned([self.entry, agent], items * sums.bytes_before(sums.whole.stop), end)
-                self._at(back, lambda t: self._lane_done(request, t))
+                way = [self.entry, *(agent for agent, _ in copy.hops)]
+                back = self._returned(way, lane.items * sums.bytes_before(sums.whole.stop), end)
+                self._at(back, lambda t: self._answered(copy, t))
 
-        return ran
+        nominal_ms = sums.run_ms(blocks, lane.items)
+        is_last = all(way in lane.tried for way in lane.ways)
+        job = Job(
+            nominal_ms, self._due_ms(lane.request, agent, nominal_ms, now, is_last=is_last), lane.stage.yields, ran,
+            lambda: copy.is_over or lane.request.is_over,
+            measure_key(lane.stage.name, agent, blocks.start, blocks.stop), lane.items,
+        )  # fmt: skip
+        self._queue(agent, job, there)
 
-    def _lane_done(self, request: _Request, now: float) -> None:
-        request.lanes_left -= 1
-        if request.lanes_left == 0:
-            self._next(request, now)
+    def _answered(self, copy: _Copy, now: float) -> None:
+        if copy.is_over:
+            return
+        lane = copy.lane
+        self._over(copy, copy.run_ms)
+        if lane.is_over:
+            return
+        lane.is_over = True
+        for other in [other for other in lane.copies if not other.is_probe]:
+            if other.sent is not None:
+                self._hedger.late(other.sent, now)
+            self._over(other)
+        lane.request.lanes_left -= 1
+        if lane.request.lanes_left == 0:
+            self._next(lane.request, now)
+
+    def _over(self, copy: _Copy, run_ms: Sequence[float] = ()) -> None:
+        """A copy was answered, lost, or is taken back: what of it waits in a queue leaves it."""
+        copy.is_over = True
+        copy.lane.copies.remove(copy)
+        if copy.sent is not None:
+            self._hedger.ended(copy.sent, run_ms)
+
+    def _broke(self, copy: _Copy, now: float) -> None:
+        """A copy's agent is gone: unless another copy is under way, the first way that is up and was not tried is next."""
+        if copy.is_over:
+            return
+        lane = copy.lane
+        self._over(copy)
+        if lane.is_over or lane.request.is_over or lane.copies:
+            return
+        for way, hops in lane.ways.items():
+            if way not in lane.tried and not any(self._is_lost(agent, now) for agent, _ in hops):
+                self._start(lane, way, now)
+                return
+        self._end(lane.request, math.inf)
 
     def _due_ms(self, request: _Request, agent: AgentId, nominal_ms: float, now: float, *, is_last: bool) -> float:
         """Until when the ingress waits for a lane: as long as the request has time if there is nothing else to try."""
@@ -378,7 +477,7 @@ class Simulation:
         line = self._lines[agent]
         while not line.is_busy and (job := line.pop(now)) is not None:
             if self._is_lost(agent, now):
-                job.then(None, now)
+                job.then(None, 0.0, now)
             else:
                 self._begin(agent, line, job, now)
 
@@ -389,11 +488,10 @@ class Simulation:
         def ended(at: float) -> None:
             line.is_busy = False
             if self._is_lost(agent, at):
-                job.then(None, at)
+                job.then(None, 0.0, at)
             else:
-                if job.key is not None:
-                    self.measured.setdefault(job.key, _Measured()).add(ms, job.items)
-                job.then(at, at)
+                self.measured.setdefault(job.key, _Measured()).add(ms, job.items)
+                job.then(at, ms, at)
             self._serve(agent, at)
 
         self._at(now + ms, ended)
@@ -406,6 +504,15 @@ class Simulation:
         ms = nominal_ms * float(factor) * float(self._noise[next(self._number) % len(self._noise)])
         self.tally.energy_j += world.agents[agent].power_w * ms / 1000.0
         return ms
+
+    def _is_known_gone(self, agent: AgentId, now: float) -> bool:
+        """Whether the ingress was told that it cannot reach an agent: lost, or its link silent for as long as probes wait."""
+        if self._is_lost(agent, now):
+            return True
+        if self.world.agents[agent].is_cloud == self.world.agents[self.entry].is_cloud:
+            return False
+        second = min(int(now / 1000), self.world.seconds - 1)
+        return bool(self.world.down[max(0, second - SILENCE_S) : second + 1].all())
 
     def _is_lost(self, agent: AgentId, now: float) -> bool:
         return bool(self.world.lost[agent][min(int(now / 1000), self.world.seconds - 1)])

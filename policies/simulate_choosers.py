@@ -16,7 +16,7 @@ from policies.fleet import AgentView
 from policies.limits import usable_bytes
 from policies.predict import Predictor
 from policies.scenario import World
-from policies.simulate import Choice, Chooser
+from policies.simulate import Choice, Chooser, Result, SimulationSettings, simulate
 from policies.snapshot import Snapshot
 from policies.solve import candidates
 from sla.errors import InfeasibleError
@@ -139,6 +139,15 @@ def _foreseen(snapshot: Snapshot, world: World) -> Snapshot:
 def chooser_of(name: str) -> Chooser:
     """A fresh chooser by name. Raises KeyError."""
     return CHOOSERS[name]()
+
+
+def simulate_policy(name: str, world: World, seed: int, settings: SimulationSettings | None = None) -> Result:
+    """What a policy makes of a world. Ingresses hedge under our own and the oracle, not under the baselines: peers' do not.
+
+    Raises KeyError for a name that is not in `CHOOSERS`.
+    """
+    settings = msgspec.structs.replace(settings or SimulationSettings(), hedges=name not in BASELINES)
+    return simulate(world, chooser_of(name), seed, settings)
 
 
 CHOOSERS: dict[str, Callable[[], Chooser]] = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 VISION_WEIGHT, TEXT_WEIGHT = 1.5, 1.0
 """As in `agents.queue.MODALITY_WEIGHT`."""
-Then = Callable[[float | None, float], None]
-"""Called with (end, now) of a run: no end if the agent was lost before."""
+Then = Callable[[float | None, float, float], None]
+"""Called with (end, ms that it ran, now) of a run: no end if the agent was lost before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,10 @@ class Job:
     yields: bool
     """Whether it is text, which lets pictures go ahead."""
     then: Then
-    key: str | None = None
+    is_void: Callable[[], bool] = lambda: False
+    """Whether its sender took it back."""
+    key: str = ""
+    """What it is measured as."""
     items: float = 1.0
 
 
@@ -47,6 +50,9 @@ class Line:
 
     def pop(self, now: float) -> Job | None:
         """The next to run."""
+        for line in self._waiting:
+            while line and line[0][2].is_void():
+                heapq.heappop(line)
         pictures, texts = self._waiting
         if not pictures or not texts:
             line = pictures or texts

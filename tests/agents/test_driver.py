@@ -11,6 +11,7 @@ import pytest
 
 from agents.backends.onnx import OnnxBackend
 from agents.driver import DriverSettings
+from agents.lanes import LaneSettings
 from sla.errors import (
     ConflictError,
     DeadlineExceededError,
@@ -85,7 +86,7 @@ async def test_a_broken_peer_is_not_tried_first(fleet, items):
 
 
 async def test_a_hop_that_hangs_leaves_time_for_the_fallback(fleet, items, gates):
-    settings = DriverSettings(patience_floor_s=0.05)
+    settings = DriverSettings(lanes=LaneSettings(patience_floor_s=0.05))
     one, _ = await fleet.start("one", settings=settings), await fleet.start("two", open_backend=gates)
     await fleet.activate(fleet.route([("two", 0, 2)], fallback=("one",)))
     await one.driver.infer("tiny-service", {"x": items(1)}, 30_000)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from policies.scenario import Scenario, scenario_from, world_of
-from policies.simulate import Result, SimulationSettings, simulate
-from policies.simulate_choosers import CHOOSERS, chooser_of
+from policies.simulate import Result, SimulationSettings
+from policies.simulate_choosers import CHOOSERS, simulate_policy
 from sla.errors import InvalidInputError
 
 DOCUMENT: dict[str, Any] = {
@@ -28,7 +28,7 @@ def scenario(**changes: Any) -> Scenario:
 
 
 def played(name: str, seed: int = 1, **changes: Any) -> Result:
-    return simulate(world_of(scenario(**changes), seed), chooser_of(name), seed, SimulationSettings(look_every_s=5.0))
+    return simulate_policy(name, world_of(scenario(**changes), seed), seed, SimulationSettings(look_every_s=5.0))
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
