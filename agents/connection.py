@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _decoder: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(AnyMessage)
 _CLOSE_GRACE_S: Final = 1.0
+_IN_TURN: Final = (frames.REQUEST, frames.REPLY, frames.ONE_WAY, frames.CANCEL)
 
 Answer = tuple[Message, dict[str, Array]]
 Handler = Callable[["Connection", Message, dict[str, Array]], Awaitable[tuple[Message, Tensors] | None]]
@@ -83,6 +84,8 @@ class Connection:
         self._next_id = 0
         self._pending: dict[int, asyncio.Future[Answer | TidegateError]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._working: dict[int, asyncio.Task[None]] = {}
+        """The peer's requests that are being worked on, by their ids."""
         self._held_bytes = 0
         self._close_callbacks: list[Callable[[], object]] = []
         self._is_admitted = False
@@ -113,8 +116,10 @@ class Connection:
         else:
             self._close_callbacks.append(callback)
 
-    async def call(self, message: Message, tensors: Tensors | None = None, *, timeout_s: float) -> Answer:
-        """The peer's answer.
+    async def call(
+        self, message: Message, tensors: Tensors | None = None, *, timeout_s: float, take_back: bool = False
+    ) -> Answer:
+        """The peer's answer. With `take_back` a call that is cancelled or timed out is cancelled at the peer too.
 
         Raises the error that a Fault names, AgentLostError as soon as the connection is lost, DeadlineExceededError after
         `timeout_s`, OverloadedError if too many calls wait already, InvalidInputError for tensors that cannot travel.
@@ -133,9 +138,17 @@ class Connection:
             raise DeadlineExceededError(f"{self.peer_name} did not answer within {timeout_s:g} s.") from None
         finally:
             self._pending.pop(call_id, None)
+            if take_back and not answer.done() and not self.closed:
+                self._spawn(self._cancel_at_peer(call_id), 0)
         if isinstance(outcome, TidegateError):
             raise outcome
         return outcome
+
+    async def _cancel_at_peer(self, call_id: int) -> None:
+        try:
+            await self._write(frames.CANCEL, call_id, None, {})
+        except AgentLostError:
+            log.debug("%s went away before it could be told that nobody waits.", self.peer_name)
 
     async def send(self, message: Message, tensors: Tensors | None = None) -> None:
         """Hand over a message that has no answer; it may be lost. Raises AgentLostError if the connection is."""
@@ -169,10 +182,13 @@ class Connection:
         if frame.kind == frames.READY and not self.ready.done():
             self.ready.set_result(_refusal(frame))
             self._is_admitted = True
-        elif not self._is_admitted or frame.kind not in (frames.REQUEST, frames.REPLY, frames.ONE_WAY):
+        elif not self._is_admitted or frame.kind not in _IN_TURN:
             raise InvalidInputError("A frame came out of turn.")
         elif frame.kind == frames.REPLY:
             self._take_reply(frame)
+        elif frame.kind == frames.CANCEL:
+            if (task := self._working.get(frame.id)) is not None:
+                task.cancel()
         else:
             self._take_request(frame)
 
@@ -220,14 +236,17 @@ class Connection:
         full = self._held_bytes + frame.payload_bytes > self._limits.in_flight_bytes
         if not (busy or full):
             self._held_bytes += frame.payload_bytes
-            self._spawn(self._work(frame), frame.payload_bytes)
+            task = self._spawn(self._work(frame), frame.payload_bytes)
+            if frame.kind == frames.REQUEST:
+                self._working[frame.id] = task
+                task.add_done_callback(lambda _: self._working.pop(frame.id, None))
         elif frame.kind == frames.REQUEST:
             overload = OverloadedError("The peer works on as much as it can hold for this connection already.")
             self._spawn(self._reply(frame.id, fault_of(overload), {}), 0)
         else:
             self.dropped_one_way += 1
 
-    def _spawn(self, work: Coroutine[Any, Any, None], held_bytes: int) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], held_bytes: int) -> asyncio.Task[None]:
         def finished(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             self._held_bytes -= held_bytes
@@ -242,6 +261,7 @@ class Connection:
         # Only a peer that asks and never reads its refusals comes this far.
         if len(self._tasks) >= 2 * self._limits.in_flight:
             self.stream.set_reading(False)
+        return task
 
     async def _work(self, frame: Frame) -> None:
         message, tensors = await self._answer(frame)

@@ -176,12 +176,20 @@ class Engine:
         feed = {name: inputs[name] for name in shard.file.inputs}
         wanted = [name for name in outputs if name in shard.file.outputs]
         items = _items(feed)
+
+        def ran(run: ShardRun) -> None:
+            self._times.ran(sha256, run.ms / 1000, items)
+            self.bandwidth.ran(shard.file, feed, run.outputs, items)
+            self._ledger.shard_ran(
+                *holder, stage=stage, blocks=blocks, ms=run.ms, items=items, provider=shard.backend.provider
+            )
+
         shard.in_use += 1
         self._asked_s = self._clock()
         try:
-            outcome = await self._queue.submit(
+            return await self._queue.submit(
                 lambda: _timed_run(shard.backend, feed, wanted), deadline_s=deadline_s, modality=modality,
-                expected_s=self._times.expected_s(sha256, items),
+                expected_s=self._times.expected_s(sha256, items), ran=ran,
             )  # fmt: skip
         except OverloadedError:
             self._times.doubt(sha256)
@@ -190,12 +198,6 @@ class Engine:
             shard.in_use -= 1
             self._asked_s = self._clock()
             self._close_if_unused(shard)
-        self._times.ran(sha256, outcome.ms / 1000, items)
-        self.bandwidth.ran(shard.file, feed, outcome.outputs, items)
-        self._ledger.shard_ran(
-            *holder, stage=stage, blocks=blocks, ms=outcome.ms, items=items, provider=shard.backend.provider
-        )
-        return outcome
 
     def close(self) -> None:
         """Unload everything and turn away who still waits."""

@@ -42,6 +42,8 @@ READY: Final = 3
 """First frame from the side that accepted the connection: it is willing to serve, or says in a Fault why not."""
 AT_REST: Final = 4
 """A frame that is kept in a file."""
+CANCEL: Final = 5
+"""Whoever sent the request with this id waits no longer for its answer."""
 
 _PREFIX: Final = struct.Struct("<4sIQ")
 _HEAD_BYTES: Final = 16 * 1024

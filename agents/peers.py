@@ -169,7 +169,7 @@ class PeerPool:
     async def call(
         self, agent: AgentId, address: Address, message: Message, tensors: Tensors, *, timeout_s: float
     ) -> tuple[Message, dict[str, np.ndarray]]:
-        """The peer's answer.
+        """The peer's answer; a call that is cancelled or timed out is cancelled there too.
 
         Raises AgentLostError if it cannot be reached or goes away, DeadlineExceededError after `timeout_s`, and the error that
         the peer answered.
@@ -178,7 +178,8 @@ class PeerPool:
         peer = known if known is not None and known.prober is not None else self._peer(agent, address)
         began_s = self._clock()
         connection = await self._connection(peer, "data", timeout_s)
-        return await connection.call(message, tensors, timeout_s=max(timeout_s - (self._clock() - began_s), 0.001))
+        left_s = max(timeout_s - (self._clock() - began_s), 0.001)
+        return await connection.call(message, tensors, timeout_s=left_s, take_back=True)
 
     async def adopt(self, connection: Connection) -> None:
         """A peer dialled this agent: what is sent back over that connection is shaped too."""

@@ -148,6 +148,7 @@ class RunTimes:
 class _Work:
     run: Callable[[], Any]
     done: asyncio.Future[Any]
+    ran: Callable[[Any], None]
 
 
 class AcceleratorQueue:
@@ -179,9 +180,10 @@ class AcceleratorQueue:
         modality: Modality = "vision",
         expected_s: float = 0.0,
         first: bool = False,
+        ran: Callable[[T], None] = lambda _: None,
     ) -> T:
         """The value of `run()`, called in the accelerator's thread; `deadline_s` is on the queue's clock.
-        `first` lets it go before everything that waits.
+        `first` lets it go before everything that waits. `ran` is told the value also when the caller waits no longer.
 
         Raises OverloadedError if it was never started. Work that was started is not interrupted.
         """
@@ -189,7 +191,7 @@ class AcceleratorQueue:
             raise OverloadedError("The agent is closing.")
         now_s = self._clock()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(_Work(run, done), modality, deadline_s, expected_s, now_s, first)
+        ticket = Ticket(_Work(run, done, ran), modality, deadline_s, expected_s, now_s, first)
         self._line.push(ticket, busy_for_s=self._busy_for_s(now_s))
         self._next()
         try:
@@ -246,6 +248,8 @@ class AcceleratorQueue:
         self._running = None
         done = ticket.payload.done
         error = None if future.cancelled() else future.exception()
+        if error is None and not future.cancelled():
+            ticket.payload.ran(future.result())
         if not done.done():
             if future.cancelled():
                 done.cancel()

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.driver import Driver, Result
+from agents.driver import Driver, DriverSettings, Result
 from agents.identity import CONTROLLER_ID
+from agents.lanes import LaneSettings
 from agents.ledger import Ledger
 from agents.messages import ChainDone, Route, RunChain, ServiceReport, Tune
 from agents.peers import PeerPool
@@ -122,7 +123,8 @@ class Gateway:
         with tempfile.TemporaryDirectory(prefix="tidegate-canary-") as directory:
             routes = RouteTable(Path(directory))
             routes.activate(route)
-            driver = self._driver_for(routes, self._canary_ledger)
+            # The first runs of a plan are slow, and a fallback's answer would prove nothing.
+            driver = self._driver_for(routes, self._canary_ledger, DriverSettings(lanes=LaneSettings(hedge=None)))
             try:
                 result = await driver.infer(route.spec.id, given, deadline_ms)
             finally:
@@ -143,10 +145,10 @@ class Gateway:
             raise CanaryError(f"the sample request of {spec.id} is missing from the model registry")
         return decode_tensors(path.read_bytes())
 
-    def _driver_for(self, routes: RouteTable, ledger: Ledger) -> Driver:
+    def _driver_for(self, routes: RouteTable, ledger: Ledger, settings: DriverSettings | None = None) -> Driver:
         return Driver(
             routes=routes, chain=_RemoteChains(self._peers), ledger=ledger, asset_path=self._registry.blob_path,
-            is_broken=self._peers.is_broken, clock=time.monotonic,
+            is_broken=self._peers.is_broken, settings=settings, clock=time.monotonic,
         )  # fmt: skip
 
 

@@ -364,7 +364,9 @@ class ControlLoop:
 
         async def work() -> RolledOut:
             among = self.world.reach(service, plan)
-            staged = await self._rollout.stage(spec, plan, running_epoch=running_epoch, among=among)
+            staged = await self._rollout.stage(
+                spec, plan, running_epoch=running_epoch, among=among, times=self.world.times(service, plan)
+            )
             if not is_urgent:
                 await self._rollout.prove(staged.route)
             return staged
@@ -469,7 +471,10 @@ class ControlLoop:
                 continue
             before = self._service(service).route
             try:
-                route = await asyncio.to_thread(self._rollout.route, spec, running, self.world.reach(service, running))
+                route = await asyncio.to_thread(
+                    self._rollout.route, spec, running, self.world.reach(service, running),
+                    self.world.times(service, running),
+                )  # fmt: skip
                 await self._rollout.prepare_on(agent, route)
                 if self._desired.book(service).running_epoch != running.epoch:
                     continue  # A newer plan was switched to meanwhile, and told everybody.

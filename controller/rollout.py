@@ -22,6 +22,7 @@ from controller.fleet import FleetRegistry
 from controller.settings import LoopSettings
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.plan import Plan, Span
+from policies.route_times import RouteTimes
 from policies.service import ServiceSpec
 from sla.errors import AgentLostError, OverloadedError, RetryableError, TidegateError
 
@@ -78,12 +79,18 @@ class Rollout:
         self._knobs = knobs
 
     async def stage(
-        self, spec: ServiceSpec, plan: Plan, *, running_epoch: int = 0, among: Collection[AgentId] | None = None
+        self,
+        spec: ServiceSpec,
+        plan: Plan,
+        *,
+        running_epoch: int = 0,
+        among: Collection[AgentId] | None = None,
+        times: RouteTimes | None = None,
     ) -> RolledOut:
         """Load, warm up and prove the plan without serving by it. Raises RolloutError; `abandon` it then.
 
         An agent without room may drop what only plans before `running_epoch` needed, sooner than usual. The route tells the
-        addresses of the agents `among` which the service may come to run, by default of all.
+        addresses of the agents `among` which the service may come to run, by default of all, and what the plan should take.
         """
         needed, files = await asyncio.to_thread(self._needed, plan)
         agents = sorted(needed.keys() | self.ingresses())
@@ -103,7 +110,7 @@ class Rollout:
         for agent in failed.keys() & plan.agents():
             raise RolloutError(f"{agent} could not prepare its shards: {failed[agent]}")
         plan, dropped = _without_fallbacks(plan, frozenset(failed))
-        return RolledOut(self._route(spec, plan, files, among), fetched, dropped)
+        return RolledOut(self._route(spec, plan, files, among, times), fetched, dropped)
 
     async def prove(self, route: Route) -> None:
         """Run the service's sample request end to end under the new route. Raises RolloutError."""
@@ -136,17 +143,25 @@ class Rollout:
         needed, _ = await asyncio.to_thread(self._needed, route.plan)
         return await self._prepare(route.spec, route.plan, agent, needed.get(agent, []))
 
-    def route(self, spec: ServiceSpec, plan: Plan, among: Collection[AgentId] | None = None) -> Route:
+    def route(
+        self, spec: ServiceSpec, plan: Plan, among: Collection[AgentId] | None = None, times: RouteTimes | None = None
+    ) -> Route:
         """The route of a plan as the fleet's addresses are now. May take seconds when shard files must be made."""
         _, files = self._needed(plan)
-        return self._route(spec, plan, files, among)
+        return self._route(spec, plan, files, among, times)
 
     def _route(
-        self, spec: ServiceSpec, plan: Plan, files: dict[str, ShardFile], among: Collection[AgentId] | None
+        self,
+        spec: ServiceSpec,
+        plan: Plan,
+        files: dict[str, ShardFile],
+        among: Collection[AgentId] | None,
+        times: RouteTimes | None,
     ) -> Route:
         values, version = self._knobs(spec, plan)
         return Route(
-            spec=spec, plan=plan, addresses=self._fleet.addresses(among), files=files, knobs=values, knobs_version=version
+            spec=spec, plan=plan, addresses=self._fleet.addresses(among), files=files, knobs=values, knobs_version=version,
+            times=times,
         )  # fmt: skip
 
     async def release(self, service: ServiceId, below_epoch: int) -> None:

@@ -25,14 +25,18 @@ from controller.zones import Part
 from policies.bookings import Bookings, Takes, takes_of
 from policies.constraints import Rule
 from policies.costs import CostModel, PredictSettings
+from policies.expected_times import expected_times
 from policies.fleet import Fleet
 from policies.ids import AgentId, ModelName, ServiceId
 from policies.learning import Learner
 from policies.limits import usable_bytes
 from policies.neighbourhood import NearSettings, Neighbourhoods, Reach, Spot, involved, places_of
 from policies.plan import Plan
+from policies.predict import Predictor
+from policies.route_times import RouteTimes
 from policies.service import DeviceProfile
 from policies.snapshot import ServiceView, Snapshot
+from sla.errors import NotFoundError
 
 MIN_REQUESTS_FOR_P99 = 20
 LEARN_EVERY_MS = 5_000.0
@@ -216,6 +220,14 @@ class World:
         if view is None:
             return None
         return sorted({*self._neighbours(service, view, "zone"), *involved(view), *places_of(plan)})
+
+    def times(self, service: ServiceId, plan: Plan) -> RouteTimes | None:
+        """What `plan` is expected to take as things are now; None where it names what is not there any more."""
+        snapshot = self.near(service, keep=places_of(plan))
+        try:
+            return expected_times(Predictor(snapshot, service), plan)
+        except NotFoundError:
+            return None
 
     def choose_again(self, service: ServiceId) -> None:
         """The next snapshot of this service looks for its neighbourhood anew."""
