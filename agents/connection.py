@@ -138,7 +138,8 @@ class Connection:
             raise DeadlineExceededError(f"{self.peer_name} did not answer within {timeout_s:g} s.") from None
         finally:
             self._pending.pop(call_id, None)
-            if take_back and not answer.done() and not self.closed:
+            # Whoever is cancelled while it waits for a future cancels that too.
+            if take_back and not self.closed and (not answer.done() or answer.cancelled()):
                 self._spawn(self._cancel_at_peer(call_id), 0)
         if isinstance(outcome, TidegateError):
             raise outcome

@@ -81,7 +81,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Ids count per direction; a reply bears the id of its request."""
 
     id: Annotated[int, msgspec.Meta(ge=0)]
-    kind: Literal[0, 1, 2, 3, 4]
+    kind: Literal[0, 1, 2, 3, 4, 5]
     body: msgspec.Raw
     tensors: Annotated[tuple[TensorMeta, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()
 

@@ -10,6 +10,7 @@ from policies.plan import GRAIN, Plan, Span, StagePlan
 from policies.predict import Predictor
 from policies.route_times import RouteTimes, ShardTime, StageTime, WayTime
 from policies.service import OnnxStage
+from sla.errors import NotFoundError
 
 
 def expected_times(predictor: Predictor, plan: Plan) -> RouteTimes:
@@ -17,6 +18,9 @@ def expected_times(predictor: Predictor, plan: Plan) -> RouteTimes:
 
     Raises NotFoundError when the plan names an agent or a model that the snapshot does not have.
     """
+    named = plan.agents().union(*(stage.fallback for stage in plan.stages))
+    if gone := sorted(named - predictor.costs.agents.keys()):
+        raise NotFoundError(f"The plan of {plan.service_id} names {gone[0]}, which is not here.")
     planned = {stage.stage: stage for stage in plan.stages}
     found: dict[StageName, StageTime] = {}
     rest_ms = 0.0

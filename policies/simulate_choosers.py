@@ -142,17 +142,18 @@ def chooser_of(name: str) -> Chooser:
 
 
 def simulate_policy(name: str, world: World, seed: int, settings: SimulationSettings | None = None) -> Result:
-    """What a policy makes of a world. Ingresses hedge under our own and the oracle, not under the baselines: peers' do not.
-
-    Raises KeyError for a name that is not in `CHOOSERS`.
-    """
-    settings = msgspec.structs.replace(settings or SimulationSettings(), hedges=name not in BASELINES)
+    """What a policy makes of a world, with ingresses that hedge if it is one of `HEDGED`. Raises KeyError for an unknown name."""
+    settings = msgspec.structs.replace(settings or SimulationSettings(), hedges=name in HEDGED)
     return simulate(world, chooser_of(name), seed, settings)
 
 
 CHOOSERS: dict[str, Callable[[], Chooser]] = {
     "solver": Deciding,
+    "solver-unhedged": Deciding,
+    "static-hedged": lambda: Baseline(BASELINES["static"]),
     **{name: (lambda policy=policy: Baseline(policy)) for name, policy in BASELINES.items()},  # type: ignore[misc]
     "oracle": Oracle,
 }
 """The policies by name; each call makes one with an empty memory."""
+HEDGED = ("solver", "static-hedged")
+"""Policies under which ingresses hedge. Peers' do not, which the baselines stand for; the oracle is where it should be already."""

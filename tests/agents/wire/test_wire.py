@@ -563,3 +563,25 @@ async def test_more_connections_than_allowed_are_turned_away(open_pair: Any) -> 
     with pytest.raises(AgentLostError):
         await connect(LOOPBACK, server.port, None)
     assert len(server.connections) == 1
+
+
+async def test_a_call_that_is_given_up_is_cancelled_at_the_peer_if_it_wants_that(pair: Pair) -> None:
+    with pytest.raises(DeadlineExceededError):
+        await pair.client.call(Leave(), timeout_s=0.05)
+    assert pair.peer.cancelled == 0
+    with pytest.raises(DeadlineExceededError):
+        await pair.client.call(Leave(), timeout_s=0.05, take_back=True)
+    await eventually(lambda: pair.peer.cancelled == 1)
+    waiting = asyncio.create_task(pair.client.call(Leave(), timeout_s=20.0, take_back=True))
+    await eventually(lambda: len(pair.peer.seen) == 3)
+    waiting.cancel()
+    await eventually(lambda: pair.peer.cancelled == 2)
+    assert (await pair.client.call(Probe(), timeout_s=20.0))[0] == Done()
+
+
+async def test_nothing_is_cancelled_for_a_call_that_was_answered(pair: Pair) -> None:
+    pair.peer.gate.set()
+    await pair.client.call(Leave(), timeout_s=20.0, take_back=True)
+    await pair.client.call(Probe(), timeout_s=20.0, take_back=True)
+    assert pair.peer.cancelled == 0
+    assert pair.client.late_replies == 0
