@@ -43,6 +43,8 @@ class PeerSettings:
     redial_cap_s: float = 5.0
 
 
+NEWEST = 9
+"""Round trips that count for the usual one; those of some five seconds."""
 BULKS_KEPT = 12
 ODD = 2.0
 """A bulk probe that took less than one over so much of what the others say, or more than so much, is odd."""
@@ -54,7 +56,6 @@ SURE_OF = 5.0
 class LinkMeter:
     """Round trips and bandwidth of one link, from probes; pure arithmetic."""
 
-    rtt_ms: float | None = None
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     bulks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=BULKS_KEPT))
     """(milliseconds per byte, bytes) of the recent bulk probes."""
@@ -64,7 +65,11 @@ class LinkMeter:
     def round_trip(self, ms: float) -> None:
         """One small probe was answered after `ms`."""
         self.recent_ms.append(ms)
-        self.rtt_ms = ms if self.rtt_ms is None else self.rtt_ms + 0.2 * (ms - self.rtt_ms)
+
+    @property
+    def rtt_ms(self) -> float | None:
+        """The median of the newest: a process that was late once is no slow link. None before the first."""
+        return median(list(self.recent_ms)[-NEWEST:]) if self.recent_ms else None
 
     def bulk(self, n_bytes: int, ms: float) -> None:
         """A probe that carried `n_bytes` was answered after `ms`: what it took beyond a usual round trip is the bytes' time."""
