@@ -10,6 +10,7 @@ import hashlib
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from agents.backends.base import Array, Tensors
 MAX_BYTES = 256 << 20
 """Outputs that a device remembers."""
 TIMES_KEPT = 32
+ODD: Final = 1.25
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 Measured = tuple[dict[str, Array], float]
@@ -44,10 +46,8 @@ class Memory:
         known = self._outputs.get(key)
         if known is not None and shapes in self._times:
             self._outputs.move_to_end(key)
-            times = self._times[shapes]
-            # The first run of a shape warms up; it is not how long the others take.
-            at = next(self._turn) % max(1, len(times) - 1)
-            return dict(known), times[at + 1] if len(times) > 1 else times[0]
+            times = _typical(self._times[shapes])
+            return dict(known), times[next(self._turn) % len(times)]
         computed, cpu_s = compute(inputs, outputs)
         self._keep(key, computed)
         self._times.setdefault(shapes, deque(maxlen=TIMES_KEPT)).append(cpu_s)
@@ -62,6 +62,15 @@ class Memory:
         while self._held_bytes > self._max_bytes:
             _, gone = self._outputs.popitem(last=False)
             self._held_bytes -= sum(array.nbytes for array in gone.values())
+
+
+def _typical(times: Sequence[float]) -> list[float]:
+    """Those that are how long a run takes. The first run of a shape warms up, and what is far above the middle is this machine's doing: it would be
+    spent again and again.
+    """
+    warm = sorted(itertools.islice(times, 1, None)) or list(times)
+    middle = warm[len(warm) // 2]
+    return [seconds for seconds in warm if seconds <= ODD * middle]
 
 
 def _shapes(inputs: Tensors) -> Shapes:

@@ -201,3 +201,13 @@ def test_what_is_remembered_is_bounded_and_the_warm_up_is_no_typical_run():
     assert len(calls) == 6, "other outputs are another run"
     assert run(feeds[0], ["z"], "b")[1] == 1.0
     assert len(calls) == 7, "and so is another shard"
+
+
+def test_a_run_during_which_the_machine_was_busy_is_not_spent_again_and_again():
+    took_s = iter([9.0, 1.0, 1.1, 6.0, 1.2])
+    memory = Memory()
+    feeds = [{"x": np.full(5, number, np.float64)} for number in range(5)]
+    for feed in feeds:
+        memory.run("a", lambda inputs, outputs: ({"y": inputs["x"]}, next(took_s)), feed, ["y"])
+    again = [memory.run("a", lambda *_: pytest.fail("it is known"), feeds[at % 5], ["y"])[1] for at in range(12)]
+    assert set(again) == {1.0, 1.1, 1.2}
