@@ -20,7 +20,7 @@ from policies.device_times import block_times
 from policies.fleet import NOTHING, AgentView, Booked, LinkView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.latency import Floats
-from policies.plan import GRAIN, Lane, Plan, Span, StagePlan
+from policies.plan import Lane, Plan, Span, StagePlan, mean_items
 from policies.queues import Load, Spell, Visit, spells_of
 from policies.roofline import DeviceCalibration
 from policies.service import ActivationFormat, BlockTime, ModelProfile, OnnxStage, PythonStage
@@ -323,7 +323,7 @@ class CostModel:
         steps_ms: float,
     ) -> Iterator[Visit]:  # fmt: skip
         lane = planned.lanes[number]
-        items = self.items(view, stage) * len(lane.share) / GRAIN
+        items = mean_items(lane.share, self.items(view, stage))
         apart_ms = steps_ms + self._way_ms(planned, lane, entry, items)
         for at, shard in enumerate(lane.shards):
             if shard.agent not in self.agents:
@@ -353,7 +353,7 @@ class CostModel:
                 continue
             items = self.items(view, stage)
             for lane in planned.lanes:
-                share = items * len(lane.share) / GRAIN
+                share = mean_items(lane.share, items)
                 for shard in lane.shards:
                     if shard.agent in self.agents:
                         yield planned.stage, shard.agent, planned.model, shard.blocks, share

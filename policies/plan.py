@@ -153,3 +153,15 @@ def _tiles(spans: list[Span], whole: Span) -> bool:
 def items_of(share: Span, count: int) -> Span:
     """Which of `count` items a share holds; the shares of a tiling give a tiling of the items (some may be empty)."""
     return Span(share.start * count // GRAIN, share.stop * count // GRAIN)
+
+
+def mean_items(share: Span, mean: float) -> float:
+    """How many items a share holds where requests have so many in the mean: items are whole, so of seven it holds four rather than 4.6.
+
+    Taken as if every request had one of the two whole numbers next to the mean; the shares of a tiling give the mean.
+    """
+    if len(share) == GRAIN:
+        return mean
+    low = int(mean)
+    part = mean - low
+    return (1.0 - part) * len(items_of(share, low)) + part * len(items_of(share, low + 1))

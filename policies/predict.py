@@ -23,7 +23,7 @@ from policies.fleet import AgentView
 from policies.ids import AgentId, ServiceId, StageName
 from policies.latency import Course, Distribution, Grid, Queue, Track, normal_cdf_at, pipelines
 from policies.limits import Held, accuracy_of, foreign_memory, held_by, memory_of, usable_bytes
-from policies.plan import GRAIN, Lane, Plan, Span, StagePlan, file_key
+from policies.plan import Lane, Plan, Span, StagePlan, file_key, mean_items
 from policies.queues import MAX_BUSY, Load, Spell, waits_of
 from policies.service import OnnxStage, PythonStage
 from policies.snapshot import Snapshot
@@ -253,7 +253,7 @@ class Predictor:
 
     def _lane(self, planned: StagePlan, lane: Lane, items: float, totals: _Totals) -> _LaneTime:
         sums = self.costs.sums(planned.model)
-        share = items * len(lane.share) / GRAIN
+        share = mean_items(lane.share, items)
         answer_bytes = share * sums.bytes_before(sums.whole.stop)
         how = self._stages[planned.stage].activations
         time = _LaneTime()

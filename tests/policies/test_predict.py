@@ -5,10 +5,12 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from policies.fleet import AgentView
 from policies.ids import AgentId, ModelName, ServiceId, StageName
-from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, file_key, make_lane
+from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, file_key, items_of, make_lane, mean_items
 from policies.predict import Predictor, availability_of, predict
 from policies.service import ModelProfile, OnnxStage, ServiceSpec
 from policies.snapshot import Snapshot, StageMeasure, measure_key
@@ -235,3 +237,19 @@ def test_what_stages_send_over_one_link_waits_for_each_other(
     assert waits_ms(alone) == pytest.approx(50.0, rel=0.05)
     assert waits_ms(both) == pytest.approx(100.0, rel=0.05)
     assert Predictor(snapshot, READER).predict(both).throughput_rps == pytest.approx(10.0, rel=0.01)
+
+
+@given(ends=st.lists(st.integers(1, 999), max_size=4, unique=True), mean=st.floats(0.0, 60.0))
+def test_items_of_a_share_are_whole_and_those_of_a_tiling_are_all(ends: list[int], mean: float) -> None:
+    shares = [Span(a, b) for a, b in itertools.pairwise([0, *sorted(ends), 1000])]
+    assert sum(mean_items(share, mean) for share in shares) == pytest.approx(mean, abs=1e-6)
+    for share in shares:
+        assert mean_items(share, float(round(mean))) == len(items_of(share, round(mean)))
+
+
+def test_a_lane_is_predicted_for_the_whole_items_it_gets(tiny: Snapshot) -> None:
+    """Of ten items a share of 0.48 holds four, as a share of 0.4 does."""
+    uneven, even = (
+        plan_of(stage_plan("s", "m", (("a", 0, 8),), (("b", 0, 8),), axis="patch", ends=(end,))) for end in (480, 400)
+    )
+    assert predict(uneven, tiny).mean_ms == pytest.approx(predict(even, tiny).mean_ms)
