@@ -200,7 +200,7 @@ class _Lane:
         self._untried.remove(way)
         sent = None
         if self._hedger is not None and self._times is not None:
-            time = self._times.lanes[self._work.number] if way is None else self._times.fallbacks.get(way)
+            time = self._times.way(self._work.number, way)
             sent = None if time is None else self._hedger.sent(time, self._work.items, self._runner.clock() * 1000)
         task = asyncio.ensure_future(self._attempt(way))
         self._under_way[task] = _Copy(way, sent, is_probe)

@@ -16,7 +16,7 @@ from policies.plan import GRAIN, StagePlan
 from policies.scenario import Link, Scenario, World
 from policies.scenario import Load as ScenarioLoad
 from policies.service import BlockProfile, ModelProfile, OnnxStage, PythonStage
-from policies.simulate import Choice, Simulation
+from policies.simulate import Choice, Simulation, SimulationSettings
 from policies.snapshot import ServiceView, Snapshot
 
 
@@ -26,9 +26,9 @@ def simulated(trial: Trial, load: Load, seed: int = 3) -> Floats:
     view = snapshot.services[trial.service]
     entry = CostModel(snapshot).entry(view)
     assert entry is not None
-    sim = Simulation(_world(trial, load, snapshot, view, entry, seed), lambda _s, _w: Choice(plan=trial.plan), seed)
-    sim.entry = entry
-    sim.settings = msgspec.structs.replace(sim.settings, look_every_s=1e9)
+    settings = SimulationSettings(look_every_s=1e9, entry=entry)
+    world = _world(trial, load, snapshot, view, entry, seed)
+    sim = Simulation(world, lambda _s, _w: Choice(plan=trial.plan), seed, settings)
     sim.run()
     return np.array([ms for _, ms in sorted(sim.tally.done)])
 

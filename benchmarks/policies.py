@@ -23,8 +23,8 @@ from controller.simulate_fleet import play_fleet
 from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
 from policies.scenario import Scenario, Trace, World, world_of
-from policies.simulate import Result
 from policies.simulate_choosers import CHOOSERS, simulate_policy
+from policies.simulate_results import Result
 
 QUICK_SECONDS, FULL_SECONDS = 1_200.0, 8_640.0
 """Per scenario and seed; five scenarios of 2.4 hours are half a simulated day."""

@@ -18,8 +18,8 @@ from controller.simulate_fleet import FleetResult, play_fleet
 from controller.simulate_picture import picture
 from controller.simulate_traces import traces_for
 from policies.scenario import Scenario, Trace, World, scenario_from, world_of
-from policies.simulate import Result
 from policies.simulate_choosers import CHOOSERS, simulate_policy
+from policies.simulate_results import Result
 from sla.errors import InvalidInputError
 
 BUILT_IN = Path(__file__).parent / "scenarios"

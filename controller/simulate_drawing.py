@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from policies.scenario import World
-from policies.simulate import Result
+from policies.simulate_results import Result
 
 WIDTH, LEFT, BAND, GAP = 1000.0, 150.0, 60.0, 14.0
 _LATE, _GOOD, _LINE, _TEXT = "#c0392b", "#d5e8d4", "#2c5f8a", "#333333"

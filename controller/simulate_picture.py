@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 
 from policies.scenario import World
-from policies.simulate import Result
+from policies.simulate_results import Result
 
 SCALE = 2
 WIDTH, LEFT, RIGHT, TOP = 1100, 180, 30, 40

@@ -38,6 +38,10 @@ class StageTime(msgspec.Struct, frozen=True, kw_only=True):
     rest_ms: float = 0.0
     """All later stages, if nobody waits there."""
 
+    def way(self, lane: int, fallback: AgentId | None) -> WayTime | None:
+        """A lane as it is planned, or through a fallback; None for an agent that is no fallback."""
+        return self.lanes[lane] if fallback is None else self.fallbacks.get(fallback)
+
 
 class RouteTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One plan's expectations, and the promise that they serve."""

@@ -16,7 +16,8 @@ from policies.fleet import AgentView
 from policies.limits import usable_bytes
 from policies.predict import Predictor
 from policies.scenario import World
-from policies.simulate import Choice, Chooser, Result, SimulationSettings, simulate
+from policies.simulate import Choice, Chooser, SimulationSettings, simulate
+from policies.simulate_results import Result
 from policies.snapshot import Snapshot
 from policies.solve import candidates
 from sla.errors import InfeasibleError

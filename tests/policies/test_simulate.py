@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from policies.scenario import Scenario, scenario_from, world_of
-from policies.simulate import Result, SimulationSettings
+from policies.simulate import SimulationSettings
 from policies.simulate_choosers import CHOOSERS, simulate_policy
+from policies.simulate_results import Result
 from sla.errors import InvalidInputError
 
 DOCUMENT: dict[str, Any] = {
