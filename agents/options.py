@@ -56,6 +56,10 @@ def add_options(parser: argparse.ArgumentParser, *, positional: bool = False) ->
     )
     parser.add_argument("--cache-mb", type=whole_number(0, 1 << 24), default=4096, help="disk for cached shards")
     parser.add_argument("--threads", type=whole_number(0, 1024), default=1, help="threads of one shard's run")
+    parser.add_argument(
+        "--no-hedge", action="store_true",
+        help="send requests where the plan says as long as that works, even when a fallback would be in time and it would not",
+    )  # fmt: skip
     parser.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
 
 

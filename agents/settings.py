@@ -13,6 +13,7 @@ from agents.calibration import CalibrationSettings
 from agents.driver import DriverSettings
 from agents.enroll import parse_fingerprint, parse_url
 from agents.ingress import IngressSettings
+from agents.lanes import LaneSettings
 from agents.options import add_options
 from agents.peers import PeerSettings
 from policies.platforms import Platform, platform
@@ -129,6 +130,7 @@ def settings_from(options: argparse.Namespace) -> AgentSettings:
         directory=Path(options.dir),
         cache_max_bytes=options.cache_mb << 20,
         embedded=options.embedded,
+        driver=DriverSettings(lanes=LaneSettings(hedge=None)) if options.no_hedge else DriverSettings(),
     )
 
 

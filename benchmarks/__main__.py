@@ -15,6 +15,7 @@ from sla.errors import TidegateError
 NAMES = (
     "control",
     "cutting",
+    "hedging",
     "hop",
     "llm",
     "policies",
