@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from agents.messages import ChainDone, Hop, Route, RunChain
@@ -19,6 +20,7 @@ from agents.routes import fallback_hops, lane_hops
 from policies.hedging import Choice, Hedger, HedgeSettings, Sent, Way
 from policies.ids import AgentId, ServiceId
 from policies.plan import StagePlan
+from policies.route_times import StageTime
 from policies.service import OnnxStage
 from sla.errors import DeadlineExceededError, InvalidInputError, OverloadedError, TidegateError
 
@@ -136,13 +138,12 @@ class _Lane:
 
     def __init__(self, runner: LaneRunner, work: LaneWork, hedger: Hedger | None) -> None:
         self._runner, self._work, self._hedger = runner, work, hedger
-        times = work.route.times
-        self._times = None if hedger is None or times is None else times.stages.get(work.stage.name)
         outputs = tuple(work.stage.outputs)
         lane = work.planned.lanes[work.number]
         self._ways: dict[Way, tuple[Hop, ...]] = {None: lane_hops(work.route, lane, outputs)}
         for agent in work.planned.fallback:
             self._ways[agent] = fallback_hops(work.route, work.planned, agent, outputs)
+        self._times = self._expected() if hedger is not None else None
         # Those with a broken link come only when all others failed.
         self._untried: list[Way] = sorted(self._ways, key=self._is_broken)
         self._under_way: dict[_Task, _Copy] = {}
@@ -176,7 +177,7 @@ class _Lane:
         now_ms = self._runner.clock() * 1000
         probes = {task for task, copy in self._under_way.items() if copy.is_probe}
         for task, copy in self._under_way.items():
-            if copy.is_probe:
+            if copy.is_probe or task.done():
                 task.add_done_callback(functools.partial(self._ended, copy))
                 continue
             task.cancel()
@@ -185,15 +186,23 @@ class _Lane:
                 self._hedger.ended(copy.sent)
         return probes
 
+    def _expected(self) -> StageTime | None:
+        """The stage's times, without fallbacks that the plan lost when it was rolled out."""
+        times = None if self._work.route.times is None else self._work.route.times.stages.get(self._work.stage.name)
+        if times is None or times.fallbacks.keys() <= self._ways.keys():
+            return times
+        kept = {agent: way for agent, way in times.fallbacks.items() if agent in self._ways}
+        return msgspec.structs.replace(times, fallbacks=kept)
+
     def _choose(self) -> Choice:
         """The way to begin with, and a second one."""
         work, hedger, times = self._work, self._hedger, self._times
         if hedger is None or times is None or work.route.times is None:
             return Choice(first=self._untried[0])
-        now_s, known = self._runner.clock(), {hop.agent for way in self._ways.values() for hop in way}
+        now_s = self._runner.clock()
         return hedger.choose(
             now_s * 1000, (now_s - work.began_s) * 1000, work.route.times.promise_ms, times, work.number, work.items,
-            lambda agent: agent in known and not self._runner.is_broken(agent),
+            lambda agent: not self._runner.is_broken(agent),
         )  # fmt: skip
 
     def _start(self, way: Way, *, is_probe: bool = False) -> None:
@@ -256,11 +265,8 @@ class _Lane:
 
     def _patience_s(self, key: str) -> float:
         """How long to wait before a way counts as hanging: a hop that hangs must not eat the whole deadline."""
-        expected_s, left_s, settings = (
-            self._runner.times.expected_s(key, self._work.items),
-            self._left_s(),
-            self._runner.settings,
-        )
+        settings, left_s = self._runner.settings, self._left_s()
+        expected_s = self._runner.times.expected_s(key, self._work.items)
         if expected_s == 0.0:
             return left_s / 2
         return min(left_s / 2, max(settings.patience_factor * expected_s, settings.patience_floor_s))

@@ -17,7 +17,7 @@ from agents.messages import Route
 from policies.ids import AgentId, StageName
 from policies.route_times import RouteTimes, ShardTime, StageTime, WayTime
 
-ONE, TWO, THREE = AgentId("one"), AgentId("two"), AgentId("three")
+ONE = AgentId("one")
 
 
 class GatedBackend(OnnxBackend):
@@ -166,3 +166,19 @@ async def test_a_fallback_that_fails_leaves_the_lane_to_its_plan(fleet, items, g
     backend.gate.set()
     assert not (await request).fell_back
     assert two.queue.depth == 0
+
+
+async def test_a_fallback_that_the_plan_lost_is_not_chosen(fleet, items, gated):
+    """Its times are still in the route: they were made before it failed to prepare."""
+    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+    with_spares = timed(fleet.route([("two", 0, 2)], fallback=("one", "two")), promise_ms=60)
+    (stage,) = with_spares.plan.stages
+    stage = msgspec.structs.replace(stage, fallback=(ONE,))
+    await fleet.activate(
+        msgspec.structs.replace(with_spares, plan=msgspec.structs.replace(with_spares.plan, stages=(stage,)))
+    )
+    (backend,) = gated.made
+    backend.gate.clear()
+    for _ in range(3):
+        assert (await one.driver.infer("tiny-service", {"x": items(1)}, 20_000)).fell_back
+    backend.gate.set()
