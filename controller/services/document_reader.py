@@ -38,7 +38,9 @@ ACCURACY = {
 recognition model after det-small; of a detection model before rec-small, relative to det-small. The product over the stages
 is the accuracy of a plan. Measured with onnxruntime 1.32."""
 
-_SAMPLE_SEED = 2
+_SAMPLE_SEED = 107
+"""A usual document: of fifty (seeds 100 to 149) it has the median width of lines (384 pixels) and length of sentences (11 tokens), so that
+its profiles are usual ones. One with the widest lines makes recognition a fifth slower than it is."""
 
 STEP_MS = {"prepare": 4.5, "upright": 1.0, "crops": 5.0, "decode": 1.2, "answer": 0.5}
 """Median time of each Python step on one core, for a reference document, measured with `reference.ReferencePipeline`."""
