@@ -46,6 +46,7 @@ from agents.messages import (
     RunChain,
     ShapeLink,
     ShardFile,
+    ThrottleDevice,
     Tune,
 )
 from agents.peers import PeerPool
@@ -58,12 +59,13 @@ from agents.wire import Connection, Tensors, WireServer, serve
 from policies.ids import AgentId, BlobHash, ServiceId
 from policies.roofline import DeviceCalibration
 from policies.service import ServiceSpec
-from sla.errors import InvalidInputError, RetryableError, SettingsError, TidegateError
+from sla.errors import InvalidInputError, RefusedError, RetryableError, SettingsError, TidegateError
 
 log = logging.getLogger("tidegate.agent")
 Answer = tuple[Message, Tensors] | None
 _WILDCARDS = ("0.0.0.0", "::", "")
 _ENROLL_RETRY_S = 2.0
+MAX_THROTTLE = 100.0
 
 
 class Agent:
@@ -79,6 +81,8 @@ class Agent:
         self._reported_calibration: DeviceCalibration | None = None
         self._addresses: dict[AgentId, Address] = {}
         self._draining = False
+        self._throttled = 1.0
+        """Times as long as an emulated device's runs should take."""
         self._memory = Memory() if settings.device.remember else None
         self.agent_id = AgentId("")
         """The controller's name for this agent; empty until it is enrolled."""
@@ -282,7 +286,7 @@ class Agent:
         device = self._settings.device
         return open_backend(
             device.platform, path, emulate=device.emulate, budget_bytes=device.budget_bytes, input_names=inputs,
-            output_names=outputs, threads=device.threads, memory=memory,
+            output_names=outputs, threads=device.threads, memory=memory, throttle=lambda: self._throttled,
         )  # fmt: skip
 
     def _pinned(self) -> frozenset[BlobHash]:
@@ -323,6 +327,8 @@ class Agent:
             case ShapeLink():
                 self._peers.shape(message)
                 log.info("link to %s is shaped: %s", message.peer or "all", message)
+            case ThrottleDevice(factor=factor):
+                self._throttle(factor)
             case Leave(grace_s=grace_s):
                 log.info("the controller asks this agent to leave")
                 self._leaving = asyncio.create_task(self._leave(min(max(grace_s, 0.0), 3600.0)))
@@ -337,6 +343,17 @@ class Agent:
             case Probe():
                 return Done(), {}
         raise InvalidInputError(f"The peer door does not take {type(message).__name__}.")
+
+    def _throttle(self, factor: float) -> None:
+        """Raises RefusedError if this device is real."""
+        if not self._settings.device.emulate:
+            raise RefusedError("Only emulated devices can be throttled; this device is real.")
+        if not 1.0 <= factor <= MAX_THROTTLE:
+            raise InvalidInputError(
+                "A device can be throttled by a factor.", found=f"{factor:g}", accepted=f"1 to {MAX_THROTTLE:g}"
+            )
+        self._throttled = factor
+        log.info("runs take %g times as long from now on", factor)
 
     def _activate(self, route: Route) -> None:
         self._routes.activate(route)

@@ -5,7 +5,7 @@ as raw buffers (see `agents.wire`). Requests are answered by the message that th
 
 Doors:
 - *enroll* (TLS, no client certificate yet): GetCa, Enroll
-- *control* (mutual TLS, dialled by the agent): Hello, Report from the agent; Prepare, Activate, Tune, Release, ProfileBlocks, ShapeLink, Leave to it
+- *control* (mutual TLS, dialled by the agent): Hello, Report from the agent; Prepare, Activate, Tune, Release, ProfileBlocks, ShapeLink, ThrottleDevice, Leave to it
 - *bulk* (mutual TLS, dialled by the agent, so that a shard push never delays a report): FetchBlob
 - *peer* (mutual TLS, agent to agent): RunChain, Probe
 """
@@ -332,6 +332,15 @@ class ShapeLink(Message, frozen=True, kw_only=True, tag="shape-link"):
     bandwidth_bytes_per_s: float | None = None
 
 
+class ThrottleDevice(Message, frozen=True, kw_only=True, tag="throttle-device"):
+    """Emulated devices only: from now on runs take `factor` times as long as the device should. -> Done.
+
+    It is a fault for a device that is not emulated.
+    """
+
+    factor: float = 1.0
+
+
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """Finish what runs, take nothing new, then exit. -> Done."""
 
@@ -398,5 +407,5 @@ class Probe(Message, frozen=True, kw_only=True, tag="probe"):
 
 AnyMessage = (
     Fault | Done | GetCa | Ca | Enroll | Enrolled | Renew | Hello | Welcome | Report | Prepare | Prepared | Activate | Tune | Release
-    | ProfileBlocks | BlocksProfiled | ShapeLink | Leave | FetchBlob | BlobChunk | RunChain | ChainDone | Probe
+    | ProfileBlocks | BlocksProfiled | ShapeLink | ThrottleDevice | Leave | FetchBlob | BlobChunk | RunChain | ChainDone | Probe
 )  # fmt: skip

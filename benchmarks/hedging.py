@@ -1,8 +1,8 @@
 """What hedging is worth on real processes: a device throttles, and requests go through an ingress that hedges and through one that does not.
 
 Two fleets of emulated devices run side by side, alike but for the gateway's `--no-hedge`, and get the same requests at the same moments. In
-every round the device that works most for a fleet's plan is stopped for five sixths of the time (SIGSTOP and SIGCONT), which is what
-a hot or shared device does to its runs, its answers and its probes alike. Both controllers see it and move; what differs is what happens until then.
+every round the device that works most for a fleet's plan becomes six times slower for half a minute. Both controllers see it and move; what differs
+is what happens until then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from policies.predict import Predictor
 from policies.snapshot import Snapshot
 
 SERVICE: Final = ServiceId("document-reader")
-PROMISE_MS: Final = 1500.0
+PROMISE_MS: Final = 1000.0
 CONTRACT: Final = {
     "service_id": SERVICE, "latency_p99_ms": PROMISE_MS, "throughput_rps": 1.0, "availability_sla": "99%", "privacy": "any",
     "accuracy_floor": 0.9,
@@ -39,8 +39,7 @@ CONTRACT: Final = {
 DEVICES: Final = (("gateway", 12.0), ("d1", 3.0), ("d2", 3.0), ("d3", 4.0))
 RATE_RPS: Final = 1.0
 ROUND_S, THROTTLED_S, REST_S = 50.0, (15.0, 45.0), 20.0
-STOPPED_S, RUNNING_S = 0.075, 0.015
-"""A sixth of the time is left: runs take six times as long."""
+THROTTLE: Final = 6.0
 WARM_UP_S: Final = 30.0
 
 
@@ -87,13 +86,11 @@ class _Fleet:
         return victim
 
     def _throttle(self, victim: AgentId) -> None:
-        begin_s, end_s = (time.monotonic() + at for at in THROTTLED_S)
-        time.sleep(begin_s - time.monotonic())
-        while time.monotonic() < end_s:
-            self.stack.freeze_agent(victim, True)
-            time.sleep(STOPPED_S)
-            self.stack.freeze_agent(victim, False)
-            time.sleep(RUNNING_S)
+        begin_s, end_s = THROTTLED_S
+        time.sleep(begin_s)
+        self.stack.throttle(victim, THROTTLE)
+        time.sleep(end_s - begin_s)
+        self.stack.throttle(victim, 1.0)
 
     def _busiest(self) -> AgentId:
         snapshot, gateway = self._seen(), self._gateway()

@@ -37,6 +37,7 @@ from controller.views import (
     PlanOut,
     SlaOut,
     StatusOut,
+    ThrottleIn,
     TokenIn,
     TokenOut,
 )
@@ -314,6 +315,12 @@ def _fleet(router: APIRouter, controller: Controller) -> None:
         """Make trouble: slow a link between emulated devices."""
         await controller.shape_link(body)
         return {"status": "shaped"}
+
+    @router.post("/v1/agents/{agent_id}:throttle", tags=["agents"])
+    async def throttle(agent_id: str, body: ThrottleIn) -> dict[str, str]:
+        """Make trouble: let the runs of an emulated device take longer; a factor of 1 ends it."""
+        await controller.throttle(agent_id, body.factor)
+        return {"status": "throttled"}
 
 
 def _plans(router: APIRouter, controller: Controller) -> None:

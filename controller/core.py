@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
 
-from agents.messages import Hello, Leave, Report, Route, ShapeLink
+from agents.messages import Hello, Leave, Report, Route, ShapeLink, ThrottleDevice
 from controller.api_keys import ApiKeys
 from controller.clock import Clock, SystemClock
 from controller.cloud import Cloud, JoinOffer
@@ -358,6 +358,16 @@ class Controller:
             f"Link {wanted.src} to {wanted.dst or 'all'} shaped: {wanted.delay_ms:g} ms, jitter {wanted.jitter_ms:g} ms, {wanted.bandwidth_mbps or 'unlimited'} Mbit/s.",
             agent=wanted.src,
         )
+
+    async def throttle(self, agent: str, factor: float) -> None:
+        """Make an emulated device so many times slower. Raises NotFoundError, InvalidInputError (not emulated), AgentLostError."""
+        member = self._member(agent)
+        if member.facts.evidence != "emulated":
+            raise InvalidInputError(f"{agent} is not emulated; only emulated devices can be throttled.")
+        if member.connection is None:
+            raise NotFoundError(f"{agent} is not connected.")
+        await member.connection.call(ThrottleDevice(factor=factor), timeout_s=5.0)
+        self.events.add("agent-throttled", f"{agent} is throttled: runs take {factor:g} times as long.", agent=agent)
 
     async def dismiss(self, agent: str) -> None:
         """Ask a drained agent to finish and exit. Raises NotFoundError, AgentLostError."""

@@ -10,7 +10,7 @@ import msgspec
 from controller.clock import Clock
 
 EventKind = Literal[
-    "agent-enrolled", "agent-live", "agent-suspect", "agent-lost", "agent-draining", "agent-fault", "contract", "service",
+    "agent-enrolled", "agent-live", "agent-suspect", "agent-lost", "agent-draining", "agent-fault", "agent-throttled", "contract", "service",
     "decision", "rollout", "rollout-failed", "plan-active", "cloud", "llm", "link", "loop-fault", "sla-alert", "model", "knob",
 ]  # fmt: skip
 

@@ -330,6 +330,15 @@ class LinkShapeIn(BaseModel):
     bandwidth_mbps: float | None = Field(default=None, gt=0, le=1e6)
 
 
+class ThrottleIn(BaseModel):
+    """Slow an emulated device."""
+
+    model_config = {"extra": "forbid"}
+
+    factor: float = Field(ge=1, le=100)
+    """Times as long as its runs take otherwise."""
+
+
 class StatusOut(BaseModel):
     """The controller itself."""
 

@@ -33,8 +33,9 @@ class EmulatedBackend:
         cpu_time_s: Callable[[], float] = time.thread_time,
         wall_time_s: Callable[[], float] = time.perf_counter,
         memory: Memory | None = None,
+        throttle: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """`memory`: compute each input once (see `agents.backends.remembered`). Raises ModelError if the file alone is more than the device's memory."""
+        """`throttle`: times as long as `slowdown` says, asked at every run. `memory`: compute each input once (see `agents.backends.remembered`). Raises ModelError if the file alone is more than the device's memory."""
         size_bytes = path.stat().st_size
         if size_bytes > budget_bytes:
             raise ModelError(
@@ -42,7 +43,7 @@ class EmulatedBackend:
                 found=f"{size_bytes} bytes", accepted=f"at most {budget_bytes} bytes",
             )  # fmt: skip
         self._inner = OnnxBackend(path, threads=1)
-        self._slowdown = slowdown
+        self._slowdown, self._throttle = slowdown, throttle
         self.spent_s = 0.0
         """What all runs took on the device that is played, whatever this machine did meanwhile."""
         self._sleep, self._cpu_time_s, self._wall_time_s = sleep, cpu_time_s, wall_time_s
@@ -52,8 +53,9 @@ class EmulatedBackend:
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, Array]:
         began_wall_s = self._wall_time_s()
         results, cpu_s = self._measured(inputs, outputs)
-        self.spent_s += self._slowdown * cpu_s
-        left_s = self._slowdown * cpu_s - (self._wall_time_s() - began_wall_s)
+        run_s = self._slowdown * self._throttle() * cpu_s
+        self.spent_s += run_s
+        left_s = run_s - (self._wall_time_s() - began_wall_s)
         if left_s > 0:
             self._sleep(left_s)
         return results

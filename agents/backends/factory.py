@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.backends.base import InferenceBackend
@@ -26,14 +26,17 @@ def open_backend(
     output_names: Sequence[str] = (),
     threads: int = 1,
     memory: Memory | None = None,
+    throttle: Callable[[], float] = lambda: 1.0,
 ) -> InferenceBackend:
     """The shard file at `path`, loaded on `platform` (or on its emulation, limited to `budget_bytes`).
 
-    `memory`: an emulated device computes each input once. A device whose accelerator cannot run the file runs it on its CPU, and the backend's `fault` says so. Raises ModelError.
+    `memory`: an emulated device computes each input once; `throttle`: its runs take so many times as long now. A device whose accelerator cannot run the file runs it on its CPU, and the backend's `fault` says so. Raises ModelError.
     """
     if emulate:
         budget_bytes = budget_bytes or platform.emulated_budget_bytes
-        return EmulatedBackend(path, slowdown=platform.emulated_slowdown, budget_bytes=budget_bytes, memory=memory)
+        return EmulatedBackend(
+            path, slowdown=platform.emulated_slowdown, budget_bytes=budget_bytes, memory=memory, throttle=throttle
+        )
     if is_compiled(path):
         return RknnBackend(path, input_names=input_names, output_names=output_names)
     wanted = [name for name in platform.providers if name != "rknn"]

@@ -178,6 +178,10 @@ class LocalStack:
         body = {"src": src, "dst": dst, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "bandwidth_mbps": mbps}
         self.api.post("/v1/links:shape", json=body)
 
+    def throttle(self, agent_id: str, factor: float) -> None:
+        """Let an emulated device's runs take so many times as long; 1 ends it."""
+        self.api.post(f"/v1/agents/{agent_id}:throttle", json={"factor": factor})
+
     def live_agents(self) -> list[dict[str, Any]]:
         """Agents that are live now, as the API tells them."""
         return [agent for agent in self.api.get("/v1/agents") if agent["state"] == "live"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from agents.messages import (
     Release,
     Report,
     ShapeLink,
+    ThrottleDevice,
     Welcome,
 )
 from agents.peers import PeerSettings
@@ -41,7 +43,7 @@ from agents.wire import Connection, Tensors, WireServer, connect, serve
 from controller.pki import CertificateAuthority
 from policies.ids import AgentId
 from policies.platforms import platform
-from sla.errors import AgentLostError, RefusedError, SettingsError
+from sla.errors import AgentLostError, InvalidInputError, RefusedError, SettingsError
 
 
 @dataclass
@@ -249,6 +251,19 @@ async def test_only_emulated_links_can_be_shaped(lab, fleet, until):
     one._peers._emulated = False
     with pytest.raises(RefusedError, match="this device is real"):
         await lab.door.ask(one.agent_id, ShapeLink(peer=None, delay_ms=40.0))
+
+
+async def test_only_an_emulated_device_can_be_throttled(lab, until):
+    one = await lab.start("one")
+    await until(lambda: one.agent_id in lab.door.connections)
+    await lab.door.ask(one.agent_id, ThrottleDevice(factor=4.0))
+    assert one._throttled == 4.0
+    for bad in (0.5, 1e9, float("nan")):
+        with pytest.raises(InvalidInputError, match="by a factor"):
+            await lab.door.ask(one.agent_id, ThrottleDevice(factor=bad))
+    one._settings = dataclasses.replace(one._settings, device=dataclasses.replace(one._settings.device, emulate=False))
+    with pytest.raises(RefusedError, match="this device is real"):
+        await lab.door.ask(one.agent_id, ThrottleDevice(factor=4.0))
 
 
 async def test_leave_ends_the_agent(lab, until):

@@ -63,6 +63,19 @@ def test_an_emulated_device_that_is_late_already_does_not_wait(model_path, items
     assert slept == []
 
 
+def test_a_throttled_device_takes_longer_until_it_is_not(model_path, items):
+    slept, factor = [], [4.0]
+    cpu_s = iter([5.0, 5.1, 6.0, 6.1])
+    backend = EmulatedBackend(
+        model_path, slowdown=3.0, budget_bytes=1 << 20, sleep=slept.append, cpu_time_s=lambda: next(cpu_s), wall_time_s=lambda: 0.0,
+        throttle=lambda: factor[0],
+    )  # fmt: skip
+    backend.run({"x": items(1)}, ["y"])
+    factor[0] = 1.0
+    backend.run({"x": items(1)}, ["y"])
+    assert slept == [pytest.approx(1.2), pytest.approx(0.3)]
+
+
 def test_an_emulated_device_has_the_memory_of_its_platform(model_path):
     with pytest.raises(ModelError, match="the emulated device has 0 MB"):
         open_backend(platform("imx93"), model_path, emulate=True, budget_bytes=100)

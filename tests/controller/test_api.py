@@ -279,6 +279,8 @@ async def test_a_viewer_may_read_and_not_write(controller: Controller, make_sla:
         ("POST", "/v1/links:shape", b'{"src": "none"}', 404),
         ("POST", "/v1/links:shape", b'{"src": "none", "delay_ms": -1}', 422),
         ("POST", "/v1/links:shape", b'{"src": "none", "bandwidth_mbps": NaN}', 422),
+        ("POST", "/v1/agents/none:throttle", b'{"factor": 2}', 404),
+        ("POST", "/v1/agents/none:throttle", b'{"factor": 0}', 422),
         ("POST", "/v1/services", b'{"builtin": "none"}', 404),
         ("POST", "/v1/services", b"[]", 422),
         ("POST", "/v1/services", b"\xff", 422),
