@@ -71,6 +71,7 @@ class _Request:
     deadline_s: float
     models: dict[str, str]
     fell_back: bool = False
+    copies: int = 0
     timings_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -144,7 +145,7 @@ class Driver:
     def _ended(self, request: _Request, began_s: float, *, ok: bool) -> None:
         self._ledger.request_ended(
             request.route.spec.id, request.route.plan.epoch, ms=(self._clock() - began_s) * 1000, ok=ok,
-            fell_back=request.fell_back,
+            fell_back=request.fell_back, copies=request.copies,
         )  # fmt: skip
 
     async def _carry(self, request: _Request) -> dict[str, np.ndarray]:
@@ -234,6 +235,7 @@ class Driver:
         )  # fmt: skip
         result = await self._lanes.run(work)
         request.fell_back |= result.fell_back
+        request.copies += result.copies
         return result.outputs
 
 

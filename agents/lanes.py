@@ -75,6 +75,8 @@ class LaneResult:
     outputs: Outputs
     fell_back: bool
     """Whether a fallback answered."""
+    copies: int = 0
+    """Second copies that were sent."""
 
 
 _Task = asyncio.Task[Answer]
@@ -148,6 +150,7 @@ class _Lane:
         self._untried: list[Way] = sorted(self._ways, key=self._is_broken)
         self._under_way: dict[_Task, _Copy] = {}
         self._failure: TidegateError | None = None
+        self._copies = 0
 
     async def run(self) -> LaneResult:
         """See `LaneRunner.run`."""
@@ -221,6 +224,7 @@ class _Lane:
         for copy in self._under_way.values():
             if copy.sent is not None:
                 self._hedger.late(copy.sent, self._runner.clock() * 1000)
+        self._copies += 1
         self._start(way)
 
     def _taken(self, task: _Task) -> LaneResult | None:
@@ -237,7 +241,7 @@ class _Lane:
             if self._failure is None or isinstance(self._failure, OverloadedError):
                 self._failure = error
             return None
-        return LaneResult(outputs, fell_back=copy.way is not None)
+        return LaneResult(outputs, fell_back=copy.way is not None, copies=self._copies)
 
     def _ended(self, copy: _Copy, task: _Task) -> None:
         """Learn from what a copy took."""

@@ -35,6 +35,7 @@ class _Service:
     ok: int = 0
     failed: int = 0
     fell_back: int = 0
+    copies: int = 0
     latency: LatencySketch = field(default_factory=LatencySketch)
     shards: dict[tuple[str, Span], _Sum] = field(default_factory=dict)
     steps: dict[str, _Sum] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class _Service:
     def report(self, service_id: ServiceId, epoch: int) -> ServiceReport:
         return ServiceReport(
             service_id=service_id, epoch=epoch, ok=self.ok, failed=self.failed, fell_back=self.fell_back,
+            copies=self.copies,
             latency_buckets=self.latency.to_buckets(),
             shards=tuple(
                 ShardReport(
@@ -61,10 +63,13 @@ class Ledger:
         self._services: dict[tuple[ServiceId, int], _Service] = {}
         self._faults: deque[str] = deque(maxlen=MAX_FAULTS)
 
-    def request_ended(self, service_id: ServiceId, epoch: int, *, ms: float, ok: bool, fell_back: bool) -> None:
+    def request_ended(
+        self, service_id: ServiceId, epoch: int, *, ms: float, ok: bool, fell_back: bool, copies: int = 0
+    ) -> None:
         """One request that came in here ended; `ms` counts only if it was answered."""
         entry = self._entry(service_id, epoch)
         entry.fell_back += fell_back
+        entry.copies += copies
         if ok:
             entry.ok += 1
             entry.latency.add(ms)

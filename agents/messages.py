@@ -168,6 +168,8 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     shards: tuple[ShardReport, ...] = ()
     """Runs of this service's shards on this agent."""
     steps: tuple[StepReport, ...] = ()
+    copies: int = 0
+    """Second copies of lanes that the ingress sent to keep a promise."""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

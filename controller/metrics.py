@@ -73,6 +73,15 @@ async def render_metrics(controller: Controller) -> str:
         ["service"],
         registry=registry,
     )
+    fell_back = Gauge(
+        "tidegate_requests_fell_back", "Requests of which a part ran on a fallback.", ["service"], registry=registry
+    )
+    copies = Gauge(
+        "tidegate_lane_copies",
+        "Second copies of lanes that ingresses sent to keep a promise.",
+        ["service"],
+        registry=registry,
+    )
     epoch = Gauge("tidegate_plan_epoch", "Epoch of the running plan.", ["service"], registry=registry)
     known = controller.agents()
     for state in _STATES:
@@ -94,6 +103,8 @@ async def render_metrics(controller: Controller) -> str:
                 gauge.labels(sla.service_id).set(value)
         requests.labels(sla.service_id).set(sla.requests)
         failed.labels(sla.service_id).set(sla.failed)
+        fell_back.labels(sla.service_id).set(sla.fell_back)
+        copies.labels(sla.service_id).set(controller.telemetry.copies(name))
         met.labels(sla.service_id).set(sla.state in ("met", "no-traffic"))
         risk.labels(sla.service_id).set(sla.risk.contract)
         coverage.labels(sla.service_id).set(sla.coverage)

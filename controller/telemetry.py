@@ -109,6 +109,7 @@ def is_sound(report: ServiceReport) -> bool:
         report.ok,
         report.failed,
         report.fell_back,
+        report.copies,
         *(s.count for s in report.shards),
         *(s.items for s in report.shards),
     ]
@@ -159,6 +160,7 @@ class _Traffic:
     since_ms: dict[int, float] = field(default_factory=dict)
     """When the first request under each plan was reported."""
     fell_back: int = 0
+    copies: int = 0
 
 
 class Telemetry:
@@ -321,6 +323,11 @@ class Telemetry:
         traffic = self._traffic.get(service)
         return traffic.fell_back if traffic else 0
 
+    def copies(self, service: ServiceId) -> int:
+        """Second copies of lanes that ingresses sent, ever."""
+        traffic = self._traffic.get(service)
+        return traffic.copies if traffic else 0
+
     def _fold_arrival(self, agent: AgentId, now_ms: float) -> None:
         if agent not in self.agents:
             self.heard(agent, now_ms)
@@ -354,6 +361,7 @@ class Telemetry:
         if report.ok or report.failed:
             traffic.arrivals.append((now_ms, agent, report.ok + report.failed))
             traffic.fell_back += report.fell_back
+            traffic.copies += report.copies
             sketch = traffic.per_epoch.setdefault(report.epoch, LatencySketch())
             traffic.since_ms.setdefault(report.epoch, now_ms)
             sketch.add_buckets(report.latency_buckets)

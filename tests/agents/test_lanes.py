@@ -78,7 +78,7 @@ async def test_a_lane_that_would_be_late_is_answered_by_a_second_copy(fleet, ite
     np.testing.assert_allclose(result.tensors["y"], fleet.tiny.expected(items(3)), rtol=1e-5)
     assert result.fell_back
     (report,), _ = one.ledger.take()
-    assert (report.ok, report.failed, report.fell_back) == (1, 0, 1)
+    assert (report.ok, report.failed, report.fell_back, report.copies) == (1, 0, 1, 1)
     gated.made[0].gate.set()
     await eventually(lambda: two.queue.depth == 0)
 
