@@ -171,6 +171,8 @@ async def test_metrics_carry_burn_rates_and_alerts(controller: Controller, clock
     assert rate is not None
     assert float(rate.group(1)) == pytest.approx(50.0)
     assert 'tidegate_sla_violation_risk{service="tiny"}' in text
+    assert 'tidegate_requests_fell_back{service="tiny"} 0.0' in text
+    assert 'tidegate_lane_copies{service="tiny"} 0.0' in text
 
 
 async def test_the_schema_is_served(api: httpx.AsyncClient) -> None:

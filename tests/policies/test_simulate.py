@@ -89,3 +89,26 @@ def test_an_outage_of_the_uplink_is_not_a_lost_device() -> None:
 def test_a_wrong_scenario_is_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         scenario(**changes)
+
+
+def test_an_ingress_that_hedges_keeps_the_promise_while_a_device_throttles() -> None:
+    """The plan that never moves, with and without: the device becomes six times slower for half a minute."""
+    trouble = {"at_s": 60, "for_s": 30, "agent": "edge", "kind": "slow", "factor": 6.0}
+    planned, hedged = (played(name, seconds=150, troubles=[trouble]) for name in ("static", "static-hedged"))
+    late = [sum(minute.late + minute.failed for minute in result.minutes) for result in (planned, hedged)]
+    assert late[0] > 20
+    assert late[1] <= 1
+    assert planned.requests == hedged.requests
+
+
+def test_hedging_costs_nothing_where_nothing_is_late() -> None:
+    planned, hedged = played("static"), played("static-hedged")
+    assert hedged.p99_ms <= planned.p99_ms * 1.01
+    assert hedged.energy_j <= planned.energy_j * 1.05
+
+
+def test_an_overload_is_not_answered_with_more_work() -> None:
+    """Two and a half times what both devices carry: copies stay within their budget."""
+    planned, hedged = (played(name, load={"rps": 60.0}, seconds=40) for name in ("static", "static-hedged"))
+    assert hedged.energy_j * hedged.requests <= 1.6 * planned.energy_j * planned.requests
+    assert hedged.failed <= planned.failed
