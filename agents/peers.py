@@ -49,7 +49,9 @@ BULKS_KEPT = 12
 ODD = 2.0
 """A bulk probe that took less than one over so much of what the others say, or more than so much, is odd."""
 SURE_OF = 5.0
-"""The bytes of a bulk probe should take so many times the jitter of a round trip."""
+"""The bytes of a bulk probe should take so many times the jitter of a round trip ..."""
+LONGEST_MS = 250.0
+"""... but no longer: a twentieth of the link."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ class LinkMeter:
 
     def bulk_bytes(self, least: int, most: int) -> int:
         """What the next bulk probe should carry, within these bounds."""
-        wanted = self.bandwidth_bytes_per_s * SURE_OF * self.jitter_ms / 1000.0
+        wanted = self.bandwidth_bytes_per_s * min(SURE_OF * self.jitter_ms, LONGEST_MS) / 1000.0
         return int(min(max(least, wanted), most))
 
     def _side(self, sample: tuple[float, int]) -> int:

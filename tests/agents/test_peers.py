@@ -74,6 +74,19 @@ def test_the_bandwidth_of_a_shaped_link_is_found_in_spite_of_its_jitter(delay_ms
     assert np.quantile(np.abs(np.log(found[6:])), 0.9) < 0.2
 
 
+def test_bulk_probes_carry_what_tells_bytes_from_jitter_and_never_take_the_link():
+    meter = LinkMeter()
+    assert meter.bulk_bytes(1000, 10**6) == 1000, "nothing is known yet"
+    for ms in (10.0, 30.0) * 5:
+        meter.round_trip(ms)
+    meter.bulk(1000, 20.0 + 1.0)
+    assert meter.bulk_bytes(1000, 10**6) == pytest.approx(1e6 * 5 * 0.01, rel=0.01)
+    assert meter.bulk_bytes(1000, 20_000) == 20_000
+    for ms in (10.0, 1010.0) * 10:
+        meter.round_trip(ms)
+    assert meter.bulk_bytes(1000, 10**6) == pytest.approx(1e6 * 0.25, rel=0.01)
+
+
 async def test_watched_peers_are_probed_and_reported(fleet, until):
     one, two = await fleet.start("one"), await fleet.start("two")
     one.peers.watch({one.id: one.address, two.id: two.address})
