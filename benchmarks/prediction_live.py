@@ -39,7 +39,7 @@ MEDIAN_GOAL, P90_GOAL, SIMULATED_GOAL = 0.10, 0.25, 0.20
 
 
 def run(quick: bool) -> list[Row]:
-    """About 46 minutes; `quick`: four. The record is left in the temporary directory whose name is printed."""
+    """About 45 minutes; `quick`: four. The record is left in the temporary directory whose name is printed."""
     directory = Path(tempfile.mkdtemp(prefix="tidegate-prediction-"))
     wanted, seconds, fleets = (QUICK_PLANS, QUICK_SECONDS, FLEETS[:2]) if quick else (PLANS, SECONDS, FLEETS)
     console, began = Console(stderr=True), time.monotonic()
