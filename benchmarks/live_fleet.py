@@ -33,8 +33,10 @@ LOADS: Final = (0.2, 0.4, 0.6)
 """Shares of a plan's predicted capacity that are offered."""
 LEAST_RPS, MOST_RPS = 2.0, 9.0
 """Plans that carry less take too long to measure; more than this is not offered, since the machine itself must stay idle enough."""
-FIRST_WARM_UPS: Final = 2
-"""Before the first plan of a fleet, under the plan that its controller chose: no fleet is asked what a plan would do before it ever served."""
+FIRST_WARM_UPS: Final = 4
+"""Before the first plan of a fleet, under the plan that its controller chose: no fleet is asked what a plan would do before it ever served. A minute, so
+that what is measured by then (half a minute) and most of what was learned are runs of devices that remember.
+"""
 PROFILES_WITHIN_S: Final = 400.0
 LEAST_REQUESTS: Final = 20
 WARM_UP: Final = 30
@@ -145,8 +147,7 @@ class LiveFleet:
         devices = tuple(self.ids[device.name] for device in self.wanted.devices[1:])
         seen, done = self._seen(), 0
         last: tuple[Plan, bytes, tuple[Load, ...]] | None = None
-        for part in range(FIRST_WARM_UPS):
-            self._warm_up(seed + part)
+        self._warm_up(seed, times=FIRST_WARM_UPS)
 
         def finish(after: bytes) -> None:
             if last is not None:
@@ -201,12 +202,13 @@ class LiveFleet:
             latency_ms=tuple(o.latency_ms for o in ok), failed=len(source.outcomes) - len(ok),
         )  # fmt: skip
 
-    def _warm_up(self, seed: int) -> None:
+    def _warm_up(self, seed: int, times: int = 1) -> None:
         """One fleet at a time: devices compute here, and several fleets at once would teach their controllers how long they wait for a processor."""
         due_s = tuple(0.5 * at for at in range(WARM_UP))
-        source = Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed, due_s=due_s)
         with self._warming:
-            asyncio.run(source.run(WARM_UP / 2.0))
+            for at in range(times):
+                source = Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed + at, due_s=due_s)
+                asyncio.run(source.run(WARM_UP / 2.0))
 
     def _ingress(self) -> str:
         gateway = self.ids[self.wanted.devices[0].name]
