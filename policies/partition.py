@@ -110,30 +110,27 @@ def best_route(
     before = np.zeros(work.devices) if base is None else base
     if objective == "throughput":
         runs, links = _loads(work, before)
-        found = _programme(_fitting(work, runs, free), *links, total=False)
-        if not found or found[0][0] > at_most:
+        least = Programme.of(_fitting(work, runs, free), *links, total=False).least
+        if np.isinf(least) or least > at_most:
             return None
-        at_most = found[0][0] * _SLACK
-    quickest = priced_routes(work, free, base=before, at_most=at_most, many=1)
-    return quickest[0] if quickest else None
+        at_most = least * _SLACK
+    return priced(work, free, base=before, at_most=at_most).best_route()
 
 
-def priced_routes(
+def priced(
     work: Work,
     free: Floats,
     *,
     base: Floats | None = None,
     at_most: float = np.inf,
-    many: int,
     price: Floats | None = None,
     load_price: Floats | None = None,
     latency_weight: float = 1.0,
-) -> list[Route]:
-    """The best route of each of up to `many` different sets of devices, cheapest first.
+) -> Programme:
+    """All routes under the cost `latency_weight` x latency + `price` [D] x bytes + `load_price` [D] x load.
 
-    The cost is `latency_weight` x latency + `price` [D] x bytes + `load_price` [D] x load; no device holds more than `free` or is
-    loaded beyond `at_most` together with `base`.
-    """  # fmt: skip
+    No device holds more than `free` or is loaded beyond `at_most` together with `base`.
+    """
     runs, (hop_load, enter_load) = _loads(work, np.zeros(work.devices) if base is None else base)
     time = work.run[:, None, :] - work.run[:, :, None]
     cost = latency_weight * time
@@ -142,9 +139,13 @@ def priced_routes(
     if price is not None:
         cost = cost + price[:, None, None] * _sizes(work)[None]
     inside = _fitting(work, np.where(runs <= at_most, cost, np.inf), free)
-    hop = np.where((hop_load <= at_most) & np.isfinite(work.hop), latency_weight * work.hop, np.inf)
-    enter = np.where((enter_load <= at_most) & np.isfinite(work.enter), latency_weight * work.enter, np.inf)
-    return [route for _, route in _programme(inside, hop, enter, total=True, many=many)]
+    hop_latency, enter_latency = (np.where(np.isfinite(x), x, 0.0) for x in (work.hop, work.enter))
+    return Programme.of(
+        inside,
+        hop=np.where((hop_load <= at_most) & np.isfinite(hop_load), latency_weight * hop_latency, np.inf),
+        enter=np.where((enter_load <= at_most) & np.isfinite(enter_load), latency_weight * enter_latency, np.inf),
+        total=True,
+    )
 
 
 def _loads(work: Work, base: Floats) -> tuple[Floats, tuple[Floats, Floats]]:
@@ -166,26 +167,56 @@ def _fitting(work: Work, cost: Floats, free: Floats) -> Floats:
     return np.where(ahead[None] & (_sizes(work)[None] <= free[:, None, None]), cost, np.inf)
 
 
-def _programme(inside: Floats, hop: Floats, enter: Floats, *, total: bool, many: int = 1) -> list[tuple[float, Route]]:
-    """Least sum (`total`) or least maximum over all routes, best first. Bit d of a mask says that device d is used."""
-    count, blocks = len(enter), inside.shape[1] - 1
-    join = np.add if total else np.maximum
-    best = np.full((1 << count, count, blocks + 1), np.inf)
-    for d in range(count):
-        # A route's first run starts at block 0.
-        best[1 << d, d] = join(enter[d], inside[d, 0])
-    for d, sources in _steps_of(count, min(count, blocks)):
-        held = best[sources]
-        at_cut = join(held, hop[None, :, d, :]).min(axis=1)
-        best[sources | (1 << d), d] = join(at_cut[:, :, None], inside[d]).min(axis=1)
-    ends = best[:, :, blocks]
-    last_of = ends.argmin(axis=1)
-    values = ends[np.arange(1 << count), last_of]
-    order = np.argsort(values, kind="stable")[:many]
-    return [
-        (float(values[m]), _traced(int(m), int(last_of[m]), best, inside, hop, join))
-        for m in order if np.isfinite(values[m])
-    ]  # fmt: skip
+@dataclass(frozen=True, slots=True, eq=False)
+class Programme:
+    """The least sum or the least maximum over all routes of one work, worked out for every way to begin."""
+
+    inside: Floats
+    """[D, B+1, B+1] what a run costs; inf where it is not allowed."""
+    hop: Floats
+    """[D, D, B+1]"""
+    enter: Floats
+    """[D]"""
+    best: Floats
+    """[2^D, D, B+1] the least over all routes of the first blocks that use just these devices (bit d of the first index says that
+    device d is used) and end on this one."""
+    total: bool
+    """Whether costs add up; otherwise the largest one counts."""
+
+    @classmethod
+    def of(cls, inside: Floats, hop: Floats, enter: Floats, *, total: bool) -> Programme:
+        count, blocks = len(enter), inside.shape[1] - 1
+        join = np.add if total else np.maximum
+        best = np.full((1 << count, count, blocks + 1), np.inf)
+        for d in range(count):
+            # A route's first run starts at block 0.
+            best[1 << d, d] = join(enter[d], inside[d, 0])
+        for d, sources in _steps_of(count, min(count, blocks)):
+            held = best[sources]
+            at_cut = join(held, hop[None, :, d, :]).min(axis=1)
+            best[sources | (1 << d), d] = join(at_cut[:, :, None], inside[d]).min(axis=1)
+        return cls(inside, hop, enter, best, total)
+
+    @property
+    def least(self) -> float:
+        """Of all whole routes; inf when there is none."""
+        return float(self.best[:, :, -1].min())
+
+    def best_route(self) -> Route | None:
+        """A route of that cost: each step back is the one that gave its value."""
+        if np.isinf(self.least):
+            return None
+        join = np.add if self.total else np.maximum
+        mask, d = (int(i) for i in np.unravel_index(self.best[:, :, -1].argmin(), self.best.shape[:2]))
+        route: list[Hop] = []
+        stop = self.inside.shape[1] - 1
+        while mask != 1 << d:
+            mask &= ~(1 << d)
+            reach = join(self.best[mask], self.hop[:, d, :])
+            start = int(join(reach.min(axis=0), self.inside[d, :, stop]).argmin())
+            route.append((d, start, stop))
+            d, stop = int(reach[:, start].argmin()), start
+        return ((d, 0, stop), *reversed(route))
 
 
 @functools.cache
@@ -196,16 +227,3 @@ def _steps_of(count: int, longest: int) -> tuple[tuple[int, Ints], ...]:
     return tuple(
         (d, masks[(sizes == size) & ((masks >> d) & 1 == 0)]) for size in range(1, longest) for d in range(count)
     )
-
-
-def _traced(mask: int, d: int, best: Floats, inside: Floats, hop: Floats, join: np.ufunc) -> Route:
-    """The route of a finished programme that ends on device `d` and uses all of `mask`: each step is the one that gave its value."""
-    route: list[Hop] = []
-    stop = inside.shape[1] - 1
-    while mask != 1 << d:
-        mask &= ~(1 << d)
-        reach = join(best[mask], hop[:, d, :])
-        start = int(join(reach.min(axis=0), inside[d, :, stop]).argmin())
-        route.append((d, start, stop))
-        d, stop = int(reach[:, start].argmin()), start
-    return ((d, 0, stop), *reversed(route))

@@ -1,242 +1,35 @@
-"""Works that share devices and memory, placed together: columns with prices, then exact best responses.
+"""Works that share devices and memory, placed together: is there a placement better than the best one so far, and by how much?
 
-Memory (and, for throughput, load) gets a price per device. Each round asks for the best routes of every work under the prices,
-keeps them in a pool, combines one route per work from the pools so that everything fits, and moves the prices toward what is
-overdrawn. The best combination is then improved by placing each work, and each pair of works, again exactly. The prices damp,
-so it ends; one work alone is exact.
+Each question is answered in three steps. The linear relaxation says what a byte and a unit of load are worth on every device, and what
+no placement can beat (`sharing_prices`). Under these prices a placement that answers the question can hold no route that costs more
+beyond its work's cheapest one than the answer and that bound are apart, so the routes are listed, cheapest first (`sharing_lists`). Then
+lists are combined (`sharing_join`). As long as no list has to be cut off this is exact, and a "no" is a proof.
+
+One work alone is exact by itself.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from policies.latency import Floats
-from policies.partition import (
-    Objective,
-    Route,
-    Work,
-    best_route,
-    bottleneck_of,
-    busy_of,
-    latency_of,
-    link_load,
-    memory_of,
-    priced_routes,
-)
+from policies.partition import Objective, Route, Work, best_route, bottleneck_of, busy_of, latency_of, memory_of
+from policies.sharing_join import Joined, joined
+from policies.sharing_lists import cheapest_routes
+from policies.sharing_prices import Priced, Problem, Relaxation
 
-PRICE_ROUNDS = 40
-SETS_PER_ROUND = 24
-BEAM = 600
-RESPONSE_ROUNDS = 4
-MAX_PAIRED = 4
-MAX_SHIFT = 4
-MAX_ORDERS = 6
-MAX_SQUEEZES = 20
-SQUEEZE = 0.005
-SHIFT_ROUNDS = 6
-
-
-@dataclass(slots=True)
-class _Pool:
-    """Routes of one work that were found so far, as columns."""
-
-    routes: list[Route] = field(default_factory=list)
-    latency: list[float] = field(default_factory=list)
-    link: list[float] = field(default_factory=list)
-    memory: list[Floats] = field(default_factory=list)
-    busy: list[Floats] = field(default_factory=list)
-    known: set[Route] = field(default_factory=set)
-
-    def add(self, work: Work, route: Route) -> None:
-        if route not in self.known:
-            self.known.add(route)
-            self.routes.append(route)
-            self.latency.append(work.rate * latency_of(work, route))
-            self.link.append(link_load(work, route))
-            self.memory.append(memory_of(work, route))
-            self.busy.append(busy_of(work, route))
-
-
-@dataclass(slots=True)
-class _Joint:
-    """One problem while it is solved."""
-
-    works: Sequence[Work]
-    free: Floats
-    objective: Objective
-    base: Floats
-    pools: list[_Pool]
-    best: list[Route] | None = None
-    value: tuple[float, float] = (np.inf, np.inf)
-
-    def offer(self, routes: list[Route] | None) -> None:
-        if routes is None:
-            return
-        for work, pool, route in zip(self.works, self.pools, routes, strict=True):
-            pool.add(work, route)
-        total = sum(w.rate * latency_of(w, r) for w, r in zip(self.works, routes, strict=True))
-        worst = bottleneck_of(self.works, routes, self.base)
-        value = (total, worst) if self.objective == "latency" else (worst, total)
-        if value < self.value:
-            self.best, self.value = routes, value
-
-    def in_order(self, order: Sequence[int], held: Sequence[Route | None] = ()) -> list[Route] | None:
-        """The works of `order` placed one after the other beside the `held` routes of the others."""
-        room, load = self.free.copy(), self.base.copy()
-        routes: list[Route | None] = list(held) or [None] * len(self.works)
-        for at in order:
-            routes[at] = None
-        for work, route in zip(self.works, routes, strict=True):
-            if route is not None:
-                room, load = room - memory_of(work, route), load + busy_of(work, route)
-        for at in order:
-            route = best_route(self.works[at], room, self.objective, base=load)
-            if route is None:
-                return None
-            routes[at] = route
-            room, load = room - memory_of(self.works[at], route), load + busy_of(self.works[at], route)
-        return [route for route in routes if route is not None]
-
-    def priced(self) -> tuple[Floats, Floats, float]:
-        """Rounds of prices; see the module. The last prices, and what latency weighs beside them."""
-        count = len(self.free)
-        size = max(float(self.free.mean()), 1.0)
-        typical = float(np.mean([w.rate * w.run.min(axis=0)[-1] for w in self.works]))
-        price, load_price = np.zeros(count), np.full(count, 0.0 if self.objective == "latency" else 1.0)
-        weight = 1.0 if self.objective == "latency" else 0.02
-        for round_ in range(PRICE_ROUNDS):
-            wanted = []
-            for work, pool in zip(self.works, self.pools, strict=True):
-                found = priced_routes(
-                    work, self.free, base=self.base, at_most=self._bound(), many=SETS_PER_ROUND, price=price / work.rate,
-                    load_price=load_price / work.rate, latency_weight=weight,
-                )  # fmt: skip
-                for route in found:
-                    pool.add(work, route)
-                if found:
-                    wanted.append((work, found[0]))
-            if not all(pool.routes for pool in self.pools):
-                break
-            self.offer(self.combined(price, load_price, weight))
-            held = sum((memory_of(w, r) for w, r in wanted), np.zeros(count))
-            over = (held - self.free) / size
-            step = 1.0 / (1.0 + 0.25 * round_)
-            price = np.maximum(0.0, price + 3.0 * step * typical / size * over)
-            if self.objective == "throughput":
-                busy = sum((busy_of(w, r) for w, r in wanted), self.base.copy())
-                share = busy / max(float(busy.max()), 1e-12)
-                load_price = load_price * np.exp(1.2 * step * (share - share.mean()))
-                load_price *= count / load_price.sum()
-        return price, load_price, weight
-
-    def _bound(self) -> float:
-        return self.value[0] if self.objective == "throughput" else np.inf
-
-    def combined(self, price: Floats, load_price: Floats, weight: float) -> list[Route] | None:
-        """One route of each pool so that memory suffices: beam search, the largest work first."""
-        order = sorted(range(len(self.works)), key=lambda at: -float(self.works[at].params[-1]))
-        memory, busy = np.zeros((1, len(self.free))), self.base[None].copy()
-        latency, link, picks = np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.int64)
-        for at in order:
-            pool = self.pools[at]
-            mine = np.stack(pool.memory)
-            memory = memory[:, None, :] + mine[None]
-            fits = (memory <= self.free * (1 + 1e-12)).all(axis=2)
-            states, rows = np.nonzero(fits)
-            if not len(states):
-                return None
-            memory = memory[states, rows]
-            busy = busy[states] + np.stack(pool.busy)[rows]
-            latency = latency[states] + np.array(pool.latency)[rows]
-            link = np.maximum(link[states], np.array(pool.link)[rows])
-            picks = np.concatenate([picks[states], rows[:, None]], axis=1)
-            worst = np.maximum(busy.max(axis=1), link)
-            rank = latency if self.objective == "latency" else worst + 1e-9 * latency
-            if at != order[-1]:
-                rank = (
-                    weight * latency + memory @ price + (busy @ load_price if self.objective == "throughput" else 0.0)
-                )
-            keep = np.argsort(rank, kind="stable")[:BEAM]
-            memory, busy, latency, link, picks = memory[keep], busy[keep], latency[keep], link[keep], picks[keep]
-        chosen = dict(zip(order, picks[0].tolist(), strict=True))
-        return [self.pools[at].routes[chosen[at]] for at in range(len(self.works))]
-
-    def shifted(self, price: Floats, load_price: Floats, weight: float) -> None:
-        """Move the cuts of the best routes by a few blocks, all works at once, until that improves nothing."""
-        for _ in range(SHIFT_ROUNDS):
-            if self.best is None:
-                return
-            before = self.value
-            for work, pool, route in zip(self.works, self.pools, self.best, strict=True):
-                for moved in _neighbours(route):
-                    pool.add(work, moved)
-            self.offer(self.combined(price, load_price, weight))
-            if self.value >= before:
-                return
-
-    def squeeze(self, load_price: Floats) -> None:
-        """For throughput: lower what any device may carry by a little, and look for cheap routes that keep to it."""
-        if self.objective == "latency" or self.best is None or len(self.works) > MAX_PAIRED:
-            return
-        prices = (np.ones(len(self.free)), load_price, 1.0 / np.maximum(load_price, 1e-6))
-        orders = list(itertools.permutations(range(len(self.works))))[:MAX_ORDERS]
-        for order, price in itertools.product(orders, prices):
-            for _ in range(MAX_SQUEEZES):
-                found = self._within(order, price, (1.0 - SQUEEZE) * self.value[0])
-                if found is None:
-                    break
-                self.offer(found)
-
-    def _within(self, order: Sequence[int], load_price: Floats, at_most: float) -> list[Route] | None:
-        room, load = self.free.copy(), self.base.copy()
-        routes: dict[int, Route] = {}
-        for at in order:
-            work = self.works[at]
-            route = priced_routes(
-                work, room, base=load, at_most=at_most, many=1, load_price=load_price / work.rate, latency_weight=1e-3
-            )
-            if not route:
-                return None
-            routes[at] = route[0]
-            room, load = room - memory_of(work, route[0]), load + busy_of(work, route[0])
-        return [routes[at] for at in range(len(self.works))]
-
-    def respond(self) -> None:
-        """Each work again with the others held, then pairs in both orders, until nothing improves."""
-        count = len(self.works)
-        groups: list[tuple[int, ...]] = [(at,) for at in range(count)]
-        if count <= MAX_PAIRED:
-            groups += list(itertools.permutations(range(count), 2))
-        for _ in range(RESPONSE_ROUNDS):
-            before = self.value
-            for group in groups:
-                if self.best is not None:
-                    self.offer(self.in_order(group, self.best))
-            if self.value >= before:
-                return
-
-
-def _neighbours(route: Route) -> list[Route]:
-    """The route with one cut moved by up to `MAX_SHIFT` blocks, or with two cuts moved by one."""
-    cuts = [stop for _, _, stop in route[:-1]]
-    moves = [{at: by} for at in range(len(cuts)) for by in range(-MAX_SHIFT, MAX_SHIFT + 1) if by]
-    moves += [
-        {a: x, b: y} for a, b in itertools.combinations(range(len(cuts)), 2) for x in (-1, 1) for y in (-1, 1)
-    ]  # fmt: skip
-    found = []
-    for move in moves:
-        ends = [cut + move.get(at, 0) for at, cut in enumerate(cuts)]
-        bounds = [0, *ends, route[-1][2]]
-        if all(a < b for a, b in itertools.pairwise(bounds)):
-            found.append(tuple((d, a, b) for (d, _, _), (a, b) in zip(route, itertools.pairwise(bounds), strict=True)))
-    found += [
-        (*route[:at], (route[at][0], route[at][1], route[at + 1][2]), *route[at + 2 :]) for at in range(len(cuts))
-    ]
-    return found
+QUESTIONS = 10
+GAIN = 1e-3
+"""What is less than this share better is not looked for."""
+NEAR = 0.015
+"""When no more than this share is left to gain, anything better is asked for; before that, half of what is left."""
+LISTED = {2: 4000}
+"""How many routes are listed for that many works."""
+LISTED_MANY = 2000
+RESPONSE_ROUNDS = 3
 
 
 def best_routes(
@@ -250,18 +43,113 @@ def best_routes(
     if len(works) == 1:
         only = best_route(works[0], free, objective, base=before)
         return None if only is None else [only]
-    joint = _Joint(works, free, objective, before, [_Pool() for _ in works])
-    ranked = sorted(range(len(works)), key=lambda at: -float(works[at].params[-1]))
-    for order in (ranked, ranked[::-1]):
-        joint.offer(joint.in_order(order))
-    if quick and joint.best is not None:
-        return joint.best
-    price, load_price, weight = joint.priced()
-    for _ in range(RESPONSE_ROUNDS):
-        value = joint.value
-        joint.shifted(price, load_price, weight)
-        joint.squeeze(load_price)
-        joint.respond()
-        if joint.value >= value:
-            break
-    return joint.best
+    search = _Search(Problem(works, free, before, objective))
+    search.one_by_one()
+    if search.best is None or not quick:
+        search.ask()
+        search.respond()
+    return search.best
+
+
+class _Search:
+    """The best placement so far, and the way to better ones."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.best: list[Route] | None = None
+        self.value = (np.inf, np.inf)
+        """By the objective, then by the other one."""
+
+    def offer(self, routes: list[Route] | None) -> None:
+        if routes is None:
+            return
+        works = self.problem.works
+        total = sum(w.rate * latency_of(w, r) for w, r in zip(works, routes, strict=True))
+        worst = bottleneck_of(works, routes, self.problem.base)
+        value = (total, worst) if self.problem.objective == "latency" else (worst, total)
+        if value < self.value:
+            self.best, self.value = routes, value
+
+    def one_by_one(self) -> None:
+        """One work after the other into what is left, the largest or the smallest first."""
+        works = self.problem.works
+        ranked = sorted(range(len(works)), key=lambda at: -float(works[at].params[-1]))
+        for order in (ranked, ranked[::-1]):
+            self.offer(self._placed(order, {}))
+
+    def respond(self) -> None:
+        """Each work again beside the others, and each pair one after the other, until nothing improves."""
+        count = len(self.problem.works)
+        for _ in range(RESPONSE_ROUNDS):
+            before = self.value
+            for again in (*itertools.permutations(range(count), 1), *itertools.permutations(range(count), 2)):
+                if self.best is not None:
+                    held = {at: route for at, route in enumerate(self.best) if at not in again}
+                    self.offer(self._placed(again, held))
+            if self.value >= before:
+                return
+
+    def _placed(self, order: Sequence[int], held: dict[int, Route]) -> list[Route] | None:
+        """Each work of `order` as well as can be beside the routes that are held, and from then on its own too."""
+        works, routes = self.problem.works, dict(held)
+        room, load = self.problem.free.copy(), self.problem.base.copy()
+        for at, route in held.items():
+            room, load = room - memory_of(works[at], route), load + busy_of(works[at], route)
+        for at in order:
+            found = best_route(works[at], room, self.problem.objective, base=load)
+            if found is None:
+                return None
+            routes[at] = found
+            room, load = room - memory_of(works[at], found), load + busy_of(works[at], found)
+        return [routes[at] for at in range(len(works))]
+
+    def _apart(self) -> list[Route] | None:
+        """Each work as if it were alone; None when one does not even fit so."""
+        problem = self.problem
+        routes = [best_route(work, problem.free, problem.objective, base=problem.base) for work in problem.works]
+        return None if None in routes else [route for route in routes if route is not None]
+
+    def ask(self) -> None:
+        """Questions, until what is known and what was not found meet."""
+        start = self.best or self._apart()
+        if start is None:
+            return
+        relaxation = Relaxation(self.problem)
+        missed = 0.0
+        """Nothing below this was found."""
+        is_flat = False
+        for _ in range(QUESTIONS):
+            top = self.value[0] * (1.0 - GAIN)
+            if missed >= top:
+                return
+            below = (missed + top) / 2 if 0.0 < missed < top * (1.0 - NEAR) else top
+            priced = relaxation.below(below, self.best or start)
+            if priced is None or priced.bound >= below:
+                missed = below
+            elif not missed and priced.bound < top * (1.0 - NEAR) and np.isfinite(top):
+                missed = priced.bound
+            else:
+                for flat in (is_flat, not is_flat) if below == top else (is_flat,):
+                    found = self._combined(relaxation.flattened(priced, below) if flat else priced, below)
+                    if found.routes is not None or found.is_all:
+                        break
+                self.offer(found.routes)
+                if found.is_all and found.routes is not None:
+                    return
+                if found.routes is None:
+                    missed, is_flat = below, not is_flat
+                elif self.value[0] * (1.0 - GAIN) <= missed:
+                    missed = priced.bound  # There is something after all where nothing had been found.
+
+    def _combined(self, priced: Priced, below: float) -> Joined:
+        """Out of the routes that the prices leave; if the work of which most are left finds no place at the end, another one may."""
+        works, slack = self.problem.works, below - priced.bound
+        most = LISTED.get(len(works), LISTED_MANY)
+        lists = [cheapest_routes(w, p, slack, most) for w, p in zip(works, priced.programmes, strict=True)]
+        by_length = sorted(range(len(works)), key=lambda at: (-len(lists[at]), lists[at].extra[-1]))
+        found = Joined(None, False)
+        for last in by_length[:2]:
+            found = joined(self.problem, lists, below, slack, last)
+            if found.routes is not None or found.is_all:
+                break
+        return found
