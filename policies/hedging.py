@@ -29,7 +29,7 @@ Way = AgentId | None
 class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When a lane goes another way, and when a second copy of it starts."""
 
-    in_danger_at: float = 0.75
+    in_danger_at: float = 0.6
     """A lane is moved when its request would take more than this share of the promise ..."""
     quicker_by: float = 0.8
     """... and a fallback takes at most this share of the lane's time."""
@@ -61,8 +61,8 @@ class Sent:
     way: WayTime
     items: float
     at_ms: float
-    waiting_ms: float
-    """Behind what was under way there."""
+    done_ms: dict[AgentId, float]
+    """What each agent had run for this ingress by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class Choice:
 class _Agent:
     level: float = 1.0
     under_way: list[Sent] = field(default_factory=list)
+    done_ms: float = 0.0
+    """Run times of all that it answered."""
     tried_ms: float = -math.inf
 
 
@@ -110,7 +112,8 @@ class Hedger:
         s = self._settings
         self._copies = min(s.most_copies, self._copies + s.copies_per_lane)
         way = stage.lanes[lane]
-        fallbacks = {a: self._outlook_ms(w, items) for a, w in stage.fallbacks.items() if usable(a)}
+        own = {shard.agent for shard in way.shards}
+        fallbacks = {a: self._outlook_ms(w, items) for a, w in stage.fallbacks.items() if usable(a) and own != {a}}
         if not fallbacks:
             return Choice()
         best = min(fallbacks, key=lambda agent: fallbacks[agent])
@@ -130,7 +133,7 @@ class Hedger:
     def sent(self, way: WayTime, items: float, now_ms: float) -> Sent:
         """A copy of a lane leaves on this way."""
         agents = {shard.agent for shard in way.shards}
-        copy = Sent(way, items, now_ms, sum(self._waiting_ms(agent) for agent in agents))
+        copy = Sent(way, items, now_ms, {agent: self._agent(agent).done_ms for agent in agents})
         for agent in agents:
             self._agent(agent).under_way.append(copy)
         return copy
@@ -143,9 +146,13 @@ class Hedger:
         return True
 
     def late(self, copy: Sent, now_ms: float) -> None:
-        """A copy has no answer yet: its agents are at least as slow as that says."""
+        """A copy has no answer yet: its agents are at least as slow as that says.
+
+        What they ran for others meanwhile, and what may be running there now, is waiting and no slowness: in a burst all are late.
+        """
         planned_ms = sum(shard.run_ms(copy.items) for shard in copy.way.shards)
-        ran_ms = now_ms - copy.at_ms - copy.waiting_ms - copy.way.travel_ms(copy.items)
+        others_ms = sum(self._others_ms(copy, agent) for agent in copy.done_ms)
+        ran_ms = now_ms - copy.at_ms - others_ms - copy.way.travel_ms(copy.items)
         for shard in copy.way.shards:
             if ran_ms > planned_ms * self.level(shard.agent):
                 share = shard.run_ms(copy.items) / max(planned_ms, 1e-3)
@@ -153,10 +160,15 @@ class Hedger:
 
     def ended(self, copy: Sent, run_ms: Iterable[float] = ()) -> None:
         """A copy came back with its run times, failed, or was taken back (then without)."""
-        for agent in {shard.agent for shard in copy.way.shards}:
+        for agent in copy.done_ms:
             self._agent(agent).under_way.remove(copy)
-        for shard, ms in zip(copy.way.shards, run_ms, strict=False):
+        seen_ms = list(run_ms)
+        for shard, ms in zip(copy.way.shards, seen_ms, strict=False):
+            self._agent(shard.agent).done_ms += ms
             self._ran(shard.agent, ms, shard.run_ms(copy.items))
+        for shard in copy.way.shards[len(seen_ms) :]:
+            # It may have run all the same.
+            self._agent(shard.agent).done_ms += self._run_ms(shard.agent, shard.run_ms(copy.items))
 
     def _ran(self, agent: AgentId, ms: float, planned_ms: float) -> None:
         s, known = self._settings, self._agent(agent)
@@ -178,6 +190,15 @@ class Hedger:
             self._run_ms(agent, shard.run_ms(copy.items))
             for copy in known.under_way for shard in copy.way.shards if shard.agent == agent
         )  # fmt: skip
+
+    def _others_ms(self, copy: Sent, agent: AgentId) -> float:
+        """What an agent ran since a copy was sent, and the longest of the others that it may be running now."""
+        known = self._agent(agent)
+        running_ms = (
+            self._run_ms(agent, shard.run_ms(other.items))
+            for other in known.under_way if other is not copy for shard in other.way.shards if shard.agent == agent
+        )  # fmt: skip
+        return known.done_ms - copy.done_ms[agent] + max(running_ms, default=0.0)
 
     def _run_ms(self, agent: AgentId, planned_ms: float) -> float:
         return planned_ms * self.level(agent)

@@ -122,12 +122,22 @@ def test_a_copy_that_has_no_answer_yet_says_how_slow_its_agent_is_at_least() -> 
 
 
 def test_waiting_behind_others_is_not_slowness() -> None:
+    """Four came before it and three ended; one of its own length may be running."""
     hedger = Hedger()
-    for _ in range(4):
-        hedger.sent(way(SLOW), 1.0, 0.0)
+    before = [hedger.sent(way(SLOW), 1.0, 0.0) for _ in range(4)]
     copy = hedger.sent(way(SLOW), 1.0, 0.0)
+    for each in before[:3]:
+        hedger.ended(each, [100.0])
     hedger.late(copy, 500.0)
     assert hedger.level(SLOW) == 1.0
+    hedger.late(copy, 1000.0)
+    assert hedger.level(SLOW) > 3.0
+
+
+def test_a_copy_never_goes_where_its_lane_is() -> None:
+    """A fallback that is the lane's own agent would stand in the same queue."""
+    asked = StageTime(lanes=(way(SLOW), way(SPARE)), fallbacks={SLOW: way(SLOW), SPARE: way(SPARE)})
+    assert [Hedger().choose(0.0, 0.0, PROMISE_MS, asked, lane, 1.0).second for lane in (0, 1)] == [SPARE, SLOW]
 
 
 def test_short_runs_say_less() -> None:
