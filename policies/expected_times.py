@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from policies.ids import AgentId, ModelName, StageName
-from policies.plan import GRAIN, Plan, Span, StagePlan
+from policies.plan import Plan, Span, StagePlan, mean_items
 from policies.predict import Predictor
 from policies.route_times import RouteTimes, ShardTime, StageTime, WayTime
 from policies.service import OnnxStage
@@ -42,7 +42,7 @@ def _stage(predictor: Predictor, stage: OnnxStage, placed: StagePlan, rest_ms: f
     )
     fallbacks = {agent: _way(predictor, stage, placed.model, [(agent, whole)]) for agent in placed.fallback}
     items = predictor.costs.items(predictor.view, stage) if stage.axis is not None else 1.0
-    shares = [items * len(lane.share) / GRAIN for lane in placed.lanes]
+    shares = [mean_items(lane.share, items) for lane in placed.lanes]
     own_ms = max(
         way.travel_ms(share) + sum(shard.run_ms(share) for shard in way.shards)
         for way, share in zip(lanes, shares, strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,19 +80,16 @@ class Devices:
         self.measured: dict[str, Measured] = {}
         """Of runs, by `policies.snapshot.measure_key`."""
         self.energy_j = 0.0
+        self._link_free_ms: dict[tuple[AgentId, AgentId], float] = {}
 
     def step(self, agent: AgentId, typical_ms: float, now: float) -> float:
         """When a Python step that comes now is done."""
         return self._threads.end_ms(now, self._spent(agent, typical_ms, now))
 
-    def queue(self, agent: AgentId, job: Job, there: float) -> None:
-        """Let a run take its place when it has arrived."""
-
-        def arrived(now: float) -> None:
-            self._lines[agent].push(job, job.nominal_ms * self._world.agents[agent].slowdown)
-            self._serve(agent, now)
-
-        self._events.at(there, arrived)
+    def queue(self, agent: AgentId, job: Job, now: float) -> None:
+        """Let a run that arrived take its place."""
+        self._lines[agent].push(job, job.nominal_ms * self._world.agents[agent].slowdown)
+        self._serve(agent, now)
 
     def _serve(self, agent: AgentId, now: float) -> None:
         """Begin the next run of an accelerator that is free; those who wait for one that is lost are told."""
@@ -131,22 +128,37 @@ class Devices:
         """Whether an agent is off now."""
         return bool(self._world.lost[agent][min(int(now / 1000), self._world.seconds - 1)])
 
-    def carried(self, src: AgentId, dst: AgentId, size: float, now: float) -> float:
-        """When bytes that leave now have arrived: half a round trip and the transfer, after the link is up."""
+    def carry(self, src: AgentId, dst: AgentId, size_bytes: float, when: float, then: Callable[[float], None]) -> None:
+        """Send bytes at `when`; `then` is called when they have arrived.
+
+        One transfer after the other in each direction of a link, after it is up, and half a round trip.
+        """
         if src == dst:
-            return now
+            self._events.at(when, then)
+            return
+
+        def leave(now: float) -> None:
+            rtt_ms, bytes_per_ms, up_ms = self._way(src, dst, now)
+            begin = max(up_ms, self._link_free_ms.get((src, dst), 0.0))
+            sent = self._link_free_ms[src, dst] = begin + size_bytes / bytes_per_ms
+            self._events.at(sent + rtt_ms / 2, then)
+
+        self._events.at(when, leave)
+
+    def bring_back(self, way: Sequence[AgentId], size_bytes: float, now: float, then: Callable[[float], None]) -> None:
+        """Send an answer back along a chain of agents to its first."""
+        if len(way) < 2:
+            then(now)
+            return
+        self.carry(way[-1], way[-2], size_bytes, now, lambda at: self.bring_back(way[:-1], size_bytes, at, then))
+
+    def _way(self, src: AgentId, dst: AgentId, now: float) -> tuple[float, float, float]:
+        """Round trip, bytes per millisecond and when it works, of a link that is used now."""
         world = self._world
         if world.agents[src].is_cloud == world.agents[dst].is_cloud:
-            lan = world.scenario.lan
-            return now + lan.rtt_ms / 2 + 8e-3 * size / lan.mbit_per_s
+            return world.scenario.lan.rtt_ms, 125.0 * world.scenario.lan.mbit_per_s, now
         second = min(int(now / 1000), world.seconds - 1)
         while world.down[second] and second < world.seconds - 1:
             second += 1
             now = 1000.0 * second + RETRY_DOWN_MS
-        return now + float(world.rtt_ms[second]) / 2 + 1000.0 * size / float(world.bytes_per_s[second])
-
-    def returned(self, way: list[AgentId], size: float, now: float) -> float:
-        """When an answer has come back along a chain of agents."""
-        for src, dst in itertools.pairwise(way[::-1]):
-            now = self.carried(src, dst, size, now)
-        return now
+        return float(world.rtt_ms[second]), float(world.bytes_per_s[second]) / 1000.0, now

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from policies.costs import ProfileSums
 from policies.hedging import Choice, Hedger, Sent, Way
 from policies.ids import AgentId, ModelName
-from policies.plan import GRAIN, Plan, Span
+from policies.plan import Plan, Span, mean_items
 from policies.route_times import RouteTimes, StageTime
 from policies.scenario import World
 from policies.service import OnnxStage, PythonStage
@@ -129,10 +129,11 @@ class Ingress:
         spare: dict[Way, Hops] = {agent: ((agent, whole),) for agent in planned.fallback}
         request.lanes = [
             _Lane(
-                request, stage, planned.model, stage.items * len(lane.share) / GRAIN,
+                request, stage, planned.model, items,
                 {None: tuple((shard.agent, shard.blocks) for shard in lane.shards), **spare}, times, number,
             )
             for number, lane in enumerate(planned.lanes)
+            if (items := mean_items(lane.share, stage.items)) > 0
         ]  # fmt: skip
         for lane in request.lanes:
             self._send(lane, now)
@@ -180,7 +181,6 @@ class Ingress:
         agent, blocks = copy.hops[number]
         how = lane.stage.activations
         ready = now + HOP_MS + (lane.items * sums.convert_ms(blocks.start, how) if at != agent else 0.0)
-        there = self._devices.carried(at, agent, lane.items * sums.bytes_before(blocks.start, how), ready)
 
         def ran(end: float | None, ms: float, now: float) -> None:
             if end is None:
@@ -193,8 +193,8 @@ class Ingress:
                 self._hop(copy, number + 1, agent, end)
             else:
                 way = [self.id, *(agent for agent, _ in copy.hops)]
-                back = self._devices.returned(way, lane.items * sums.bytes_before(sums.whole.stop), end)
-                self._events.at(back, lambda t: self._answered(copy, t))
+                answer_bytes = lane.items * sums.bytes_before(sums.whole.stop)
+                self._devices.bring_back(way, answer_bytes, end, lambda t: self._answered(copy, t))
 
         nominal_ms = sums.run_ms(blocks, lane.items)
         is_last = all(way in lane.tried for way in lane.ways)
@@ -203,7 +203,8 @@ class Ingress:
             lambda: copy.is_over,
             measure_key(lane.stage.name, agent, blocks.start, blocks.stop), lane.items,
         )  # fmt: skip
-        self._devices.queue(agent, job, there)
+        sent_bytes = lane.items * sums.bytes_before(blocks.start, how)
+        self._devices.carry(at, agent, sent_bytes, ready, lambda t: self._devices.queue(agent, job, t))
 
     def _answered(self, copy: _Copy, now: float) -> None:
         if copy.is_over:
