@@ -22,6 +22,8 @@ import msgspec
 from policies.ids import AgentId
 from policies.route_times import StageTime, WayTime
 
+MOST_SLOW = 100.0
+"""A level is never more than this."""
 Way = AgentId | None
 """None: the lane as it is planned; an agent: that fallback."""
 
@@ -96,6 +98,7 @@ class Hedger:
 
     def replanned(self) -> None:
         """A new plan serves: it knew what was slow, so all levels start anew. What is under way still is."""
+        self._agents = {name: agent for name, agent in self._agents.items() if agent.under_way}
         for agent in self._agents.values():
             agent.level = 1.0
 
@@ -164,6 +167,8 @@ class Hedger:
             self._agent(agent).under_way.remove(copy)
         seen_ms = list(run_ms)
         for shard, ms in zip(copy.way.shards, seen_ms, strict=False):
+            if not 0.0 <= ms < math.inf:
+                continue  # Peers say that; nothing they say may stay for ever.
             self._agent(shard.agent).done_ms += ms
             self._ran(shard.agent, ms, shard.run_ms(copy.items))
         for shard in copy.way.shards[len(seen_ms) :]:
@@ -172,7 +177,7 @@ class Hedger:
 
     def _ran(self, agent: AgentId, ms: float, planned_ms: float) -> None:
         s, known = self._settings, self._agent(agent)
-        ratio = ms / max(planned_ms, 1e-3)
+        ratio = min(ms / max(planned_ms, 1e-3), MOST_SLOW)
         weight = (s.rise if ratio > known.level else s.fall) * min(1.0, planned_ms / s.full_weight_ms)
         known.level += weight * (ratio - known.level)
 

@@ -140,6 +140,24 @@ def test_a_copy_never_goes_where_its_lane_is() -> None:
     assert [Hedger().choose(0.0, 0.0, PROMISE_MS, asked, lane, 1.0).second for lane in (0, 1)] == [SPARE, SLOW]
 
 
+@pytest.mark.parametrize("ms", [math.nan, math.inf, -5.0, 1e300])
+def test_a_peer_that_talks_nonsense_spoils_nothing_for_good(ms: float) -> None:
+    hedger = Hedger()
+    ran(hedger, SLOW, ms)
+    assert 1.0 <= hedger.level(SLOW) <= 100.0
+    ran(hedger, SLOW, 100.0, times=60)
+    assert hedger.level(SLOW) < 1.1
+
+
+def test_agents_of_older_plans_are_forgotten_once_nothing_is_under_way_there() -> None:
+    hedger = Hedger()
+    ran(hedger, SPARE, 300.0)
+    copy = hedger.sent(way(SLOW), 1.0, 0.0)
+    hedger.replanned()
+    hedger.ended(copy, [400.0])
+    assert (hedger.level(SPARE), hedger.level(SLOW)) == (1.0, pytest.approx(2.8))
+
+
 def test_short_runs_say_less() -> None:
     short, long = Hedger(), Hedger()
     ran(short, SLOW, 4.0, run_ms=1.0)
