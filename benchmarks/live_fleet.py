@@ -157,8 +157,7 @@ class LiveFleet:
         for plan in plans(seen, SERVICE, devices, 50 * wanted, seed):
             if done == wanted:
                 break
-            capacity = Predictor(seen, SERVICE).predict(plan).throughput_rps
-            if capacity < LEAST_RPS:
+            if _capacity_rps(seen, plan) < LEAST_RPS:
                 continue
             try:
                 before = self._run(plan)
@@ -166,6 +165,7 @@ class LiveFleet:
                 self._say(f"fleet {self.wanted.name}: {error}")
                 continue
             finish(before)
+            capacity = _capacity_rps(snapshot_from(before), plan)
             self._warm_up(seed + done)
             # Each fleet begins elsewhere, so that the machine is about as busy all the time.
             order = [(at + seed + done) % len(LOADS) for at in range(len(LOADS))]
@@ -231,6 +231,10 @@ class LiveFleet:
             for near in (d for d in self.wanted.devices if not d.is_cloud):
                 for src, dst in ((near, far), (far, near)):
                     self._stack.shape(self.ids[src.name], self.ids[dst.name], delay_ms, jitter_ms, mbps)
+
+
+def _capacity_rps(snapshot: Snapshot, plan: Plan) -> float:
+    return Predictor(snapshot, SERVICE).predict(plan).throughput_rps
 
 
 def _free_port() -> int:
