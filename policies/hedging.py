@@ -73,8 +73,9 @@ class Choice:
 
     first: Way = None
     second: Way = None
-    """Where a copy goes if there is no answer yet, if that is worth it."""
+    """Where a copy goes if there is no answer by then."""
     second_after_ms: float = math.inf
+    """Never, unless it is finite."""
     is_probe: bool = False
     """The first copy goes where it would not, to see whether that is still slow: it is not taken back."""
 
@@ -126,12 +127,11 @@ class Hedger:
         spare_ms = (1.0 - s.in_danger_at) * promise_ms
         if planned_ms > left_ms - spare_ms and fallbacks[best] < s.quicker_by * planned_ms:
             if not self._is_due(way, now_ms):
-                return Choice(first=best)
+                # What is worse by now may still be the better one when this fallback's link breaks.
+                return Choice(first=best, second=None, second_after_ms=self._late_ms(stage.fallbacks[best], items))
             return Choice(second=best, second_after_ms=0.0, is_probe=True)
-        run_ms = sum(self._run_ms(shard.agent, shard.run_ms(items)) for shard in way.shards)
-        late_ms = planned_ms - run_ms + max(s.late_factor * run_ms, run_ms + s.late_ms)
         last_ms = left_ms - (1.0 - s.answer_at) * promise_ms - fallbacks[best]
-        return Choice(second=best, second_after_ms=max(late_ms, last_ms))
+        return Choice(second=best, second_after_ms=max(self._late_ms(way, items), last_ms))
 
     def sent(self, way: WayTime, items: float, now_ms: float) -> Sent:
         """A copy of a lane leaves on this way."""
@@ -186,6 +186,11 @@ class Hedger:
         runs = sum(self._run_ms(shard.agent, shard.run_ms(items)) for shard in way.shards)
         waits = sum(self._waiting_ms(agent) for agent in {shard.agent for shard in way.shards})
         return way.travel_ms(items) + runs + waits
+
+    def _late_ms(self, way: WayTime, items: float) -> float:
+        """When a copy on this way is clearly late."""
+        s, run_ms = self._settings, sum(self._run_ms(shard.agent, shard.run_ms(items)) for shard in way.shards)
+        return self._outlook_ms(way, items) - run_ms + max(s.late_factor * run_ms, run_ms + s.late_ms)
 
     def _waiting_ms(self, agent: AgentId) -> float:
         known = self._agents.get(agent)

@@ -154,7 +154,7 @@ class Ingress:
                 lambda agent: not self._is_known_gone(agent, now),
             )  # fmt: skip
         self._start(lane, choice.first, now, is_probe=choice.is_probe)
-        if choice.second is not None:
+        if math.isfinite(choice.second_after_ms):
             self._events.at(now + choice.second_after_ms, lambda t: self._copy(lane, choice.second, t))
 
     def _copy(self, lane: _Lane, where: Way, now: float) -> None:

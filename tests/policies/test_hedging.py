@@ -46,7 +46,11 @@ def test_a_throttled_agent_is_avoided_after_a_run_or_two_and_looked_at_once_in_a
     ran(hedger, SLOW, 600.0, times=2)
     assert hedger.level(SLOW) > 4.0
     assert choose(hedger, stage(), now_ms=0.0) == Choice(second=SPARE, second_after_ms=0.0, is_probe=True)
-    assert choose(hedger, stage(), now_ms=10.0) == Choice(first=SPARE)
+    moved = choose(hedger, stage(), now_ms=10.0)
+    assert (moved.first, moved.second) == (SPARE, None)
+    assert moved.second_after_ms == pytest.approx(410.0), (
+        "back to the plan if the spare is late: twice 200 ms, and the link"
+    )
     assert choose(hedger, stage(), now_ms=900.0).first == SPARE
     assert choose(hedger, stage(), now_ms=1100.0).is_probe
 
@@ -109,7 +113,7 @@ def test_a_spent_budget_stops_probes_too() -> None:
     ran(hedger, SLOW, 900.0, times=3)
     assert choose(hedger, stage()).is_probe
     assert hedger.may_copy()
-    assert choose(hedger, stage(), now_ms=5000.0) == Choice(first=SPARE)
+    assert choose(hedger, stage(), now_ms=5000.0).first == SPARE
 
 
 def test_a_copy_that_has_no_answer_yet_says_how_slow_its_agent_is_at_least() -> None:
@@ -193,7 +197,6 @@ def test_every_choice_can_be_carried_out(
     )
     choice = hedger.choose(now_ms, spent_ms, PROMISE_MS, asked, 0, 1.0)
     assert choice.second_after_ms >= 0.0
-    assert choice.second is None or choice.second != choice.first
-    assert (choice.second is None) == math.isinf(choice.second_after_ms)
+    assert choice.second != choice.first or math.isinf(choice.second_after_ms)
     if choice.first == SPARE:
         assert spare_ms < run_ms * hedger.level(SLOW)
