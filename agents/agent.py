@@ -29,6 +29,7 @@ from agents.identity import Identity
 from agents.ingress import IngressServer, create_app
 from agents.ledger import Ledger
 from agents.messages import (
+    MAX_THROTTLE,
     PROTOCOL_VERSION,
     Activate,
     Address,
@@ -65,7 +66,6 @@ log = logging.getLogger("tidegate.agent")
 Answer = tuple[Message, Tensors] | None
 _WILDCARDS = ("0.0.0.0", "::", "")
 _ENROLL_RETRY_S = 2.0
-MAX_THROTTLE = 100.0
 
 
 class Agent:

@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 _decoder: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(AnyMessage)
 _CLOSE_GRACE_S: Final = 1.0
-_IN_TURN: Final = (frames.REQUEST, frames.REPLY, frames.ONE_WAY, frames.CANCEL)
 
 Answer = tuple[Message, dict[str, Array]]
 Handler = Callable[["Connection", Message, dict[str, Array]], Awaitable[tuple[Message, Tensors] | None]]
@@ -147,7 +146,7 @@ class Connection:
 
     async def _cancel_at_peer(self, call_id: int) -> None:
         try:
-            await self._write(frames.CANCEL, call_id, None, {})
+            await self._write(frames.ONE_WAY, call_id, None, {})
         except AgentLostError:
             log.debug("%s went away before it could be told that nobody waits.", self.peer_name)
 
@@ -183,11 +182,11 @@ class Connection:
         if frame.kind == frames.READY and not self.ready.done():
             self.ready.set_result(_refusal(frame))
             self._is_admitted = True
-        elif not self._is_admitted or frame.kind not in _IN_TURN:
+        elif not self._is_admitted or frame.kind not in (frames.REQUEST, frames.REPLY, frames.ONE_WAY):
             raise InvalidInputError("A frame came out of turn.")
         elif frame.kind == frames.REPLY:
             self._take_reply(frame)
-        elif frame.kind == frames.CANCEL:
+        elif frame.kind == frames.ONE_WAY and frame.id:
             if (task := self._working.get(frame.id)) is not None:
                 task.cancel()
         else:

@@ -38,12 +38,12 @@ MAX_NAME_LENGTH: Final = 256
 REQUEST: Final = 0
 REPLY: Final = 1
 ONE_WAY: Final = 2
+"""No answer is wanted. With the id of an earlier request and no body: nobody waits for the answer to that one any more. (An older peer
+does not understand that, says so in its log and goes on.)"""
 READY: Final = 3
 """First frame from the side that accepted the connection: it is willing to serve, or says in a Fault why not."""
 AT_REST: Final = 4
 """A frame that is kept in a file."""
-CANCEL: Final = 5
-"""Whoever sent the request with this id waits no longer for its answer."""
 
 _PREFIX: Final = struct.Struct("<4sIQ")
 _HEAD_BYTES: Final = 16 * 1024
@@ -81,7 +81,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Ids count per direction; a reply bears the id of its request."""
 
     id: Annotated[int, msgspec.Meta(ge=0)]
-    kind: Literal[0, 1, 2, 3, 4, 5]
+    kind: Literal[0, 1, 2, 3, 4]
     body: msgspec.Raw
     tensors: Annotated[tuple[TensorMeta, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()
 

@@ -154,11 +154,11 @@ class _Lane:
 
     async def run(self) -> LaneResult:
         """See `LaneRunner.run`."""
-        choice = self._choose()
         if len(self._ways) == 1:
             self._untried.clear()
             _, outputs = await self._attempt(None)
             return LaneResult(outputs, fell_back=False)
+        choice = self._choose()
         copy_at_s = self._runner.clock() + choice.second_after_ms / 1000
         self._start(choice.first, is_probe=choice.is_probe)
         while self._under_way:

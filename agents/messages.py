@@ -12,7 +12,7 @@ Doors:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -332,6 +332,9 @@ class ShapeLink(Message, frozen=True, kw_only=True, tag="shape-link"):
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
     bandwidth_bytes_per_s: float | None = None
+
+
+MAX_THROTTLE: Final = 100.0
 
 
 class ThrottleDevice(Message, frozen=True, kw_only=True, tag="throttle-device"):

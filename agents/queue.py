@@ -248,8 +248,6 @@ class AcceleratorQueue:
         self._running = None
         done = ticket.payload.done
         error = None if future.cancelled() else future.exception()
-        if error is None and not future.cancelled():
-            ticket.payload.ran(future.result())
         if not done.done():
             if future.cancelled():
                 done.cancel()
@@ -258,6 +256,8 @@ class AcceleratorQueue:
             else:
                 done.set_result(future.result())
         self._next()
+        if error is None and not future.cancelled():
+            ticket.payload.ran(future.result())  # At the end: whoever fails here stops nobody.
 
 
 def _refuse(ticket: Ticket[_Work], sentence: str, retry_after_s: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
 
+from agents.connection import Connection
 from agents.messages import Hello, Leave, Report, Route, ShapeLink, ThrottleDevice
 from controller.api_keys import ApiKeys
 from controller.clock import Clock, SystemClock
@@ -339,20 +340,16 @@ class Controller:
 
     async def shape_link(self, wanted: LinkShapeIn) -> None:
         """Slow an emulated link. Raises NotFoundError, InvalidInputError (not emulated), AgentLostError."""
-        member = self._member(wanted.src)
+        connection = self._emulated(wanted.src)
         if wanted.dst is not None:
             self._member(wanted.dst)
-        if member.facts.evidence != "emulated":
-            raise InvalidInputError(f"{wanted.src} is not emulated; only links of emulated devices can be shaped.")
-        if member.connection is None:
-            raise NotFoundError(f"{wanted.src} is not connected.")
         message = ShapeLink(
             peer=AgentId(wanted.dst) if wanted.dst else None,
             delay_ms=wanted.delay_ms,
             jitter_ms=wanted.jitter_ms,
             bandwidth_bytes_per_s=wanted.bandwidth_mbps * 1e6 / 8 if wanted.bandwidth_mbps else None,
         )
-        await member.connection.call(message, timeout_s=5.0)
+        await connection.call(message, timeout_s=5.0)
         self.events.add(
             "link",
             f"Link {wanted.src} to {wanted.dst or 'all'} shaped: {wanted.delay_ms:g} ms, jitter {wanted.jitter_ms:g} ms, {wanted.bandwidth_mbps or 'unlimited'} Mbit/s.",
@@ -361,13 +358,19 @@ class Controller:
 
     async def throttle(self, agent: str, factor: float) -> None:
         """Make an emulated device so many times slower. Raises NotFoundError, InvalidInputError (not emulated), AgentLostError."""
+        await self._emulated(agent).call(ThrottleDevice(factor=factor), timeout_s=5.0)
+        self.events.add("agent-throttled", f"{agent} is throttled: runs take {factor:g} times as long.", agent=agent)
+
+    def _emulated(self, agent: str) -> Connection:
+        """The connection of an agent that may be given trouble."""
         member = self._member(agent)
         if member.facts.evidence != "emulated":
-            raise InvalidInputError(f"{agent} is not emulated; only emulated devices can be throttled.")
+            raise InvalidInputError(
+                f"{agent} is not emulated; only emulated devices and their links can be slowed down."
+            )
         if member.connection is None:
             raise NotFoundError(f"{agent} is not connected.")
-        await member.connection.call(ThrottleDevice(factor=factor), timeout_s=5.0)
-        self.events.add("agent-throttled", f"{agent} is throttled: runs take {factor:g} times as long.", agent=agent)
+        return member.connection
 
     async def dismiss(self, agent: str) -> None:
         """Ask a drained agent to finish and exit. Raises NotFoundError, AgentLostError."""

@@ -470,11 +470,13 @@ class ControlLoop:
             if not self._matters(agent, running):
                 continue
             before = self._service(service).route
+            # What a plan should take is what was expected when it was made; only a controller that restarted looks again.
+            is_known = before is not None and before.plan.epoch == running.epoch
+            times = before.times if before is not None and is_known else self.world.times(service, running)
             try:
                 route = await asyncio.to_thread(
-                    self._rollout.route, spec, running, self.world.reach(service, running),
-                    self.world.times(service, running),
-                )  # fmt: skip
+                    self._rollout.route, spec, running, self.world.reach(service, running), times
+                )
                 await self._rollout.prepare_on(agent, route)
                 if self._desired.book(service).running_epoch != running.epoch:
                     continue  # A newer plan was switched to meanwhile, and told everybody.

@@ -13,14 +13,17 @@ import msgspec
 
 from agents.messages import DeviceFacts
 from policies.decision import Decision
-from policies.ids import AgentId, ServiceId
-from policies.plan import Plan
+from policies.ids import AgentId, ModelName, ServiceId
+from policies.plan import Lane, Plan, StagePlan
+from policies.service import Axis
 from sla.contract import Contract, contract_from
 from sla.errors import ContractError, PermanentError, SettingsError
 
 T = TypeVar("T")
 
 MAX_PLAN_HISTORY = 50
+LATELY = 4
+"""So many plans of a service may lie within the window of measures."""
 _ENCODING = 1
 
 
@@ -101,6 +104,23 @@ class PlanBook(msgspec.Struct, frozen=True, kw_only=True):
         """The plan that serves."""
         record = self.record(self.running_epoch)
         return None if record is None else record.plan
+
+    def alike(self) -> dict[str, set[int]]:
+        """By stage of the running plan: its epoch and those of the newest plans that have the stage as it has, fallbacks aside.
+
+        What was measured under other plans says nothing of it: with the same blocks on the same agent it may have been another model, or another
+        share of the items.
+        """
+        running = self.running
+        if running is None:
+            return {}
+        wanted = {stage.stage: _placed(stage) for stage in running.stages}
+        found: dict[str, set[int]] = {name: {running.epoch} for name in wanted}
+        for record in self.history[-LATELY:]:
+            for stage in record.plan.stages:
+                if stage.stage in wanted and _placed(stage) == wanted[stage.stage]:
+                    found[stage.stage].add(record.plan.epoch)
+        return found
 
     @property
     def last_good(self) -> Plan | None:
@@ -187,3 +207,7 @@ def decode_contract(data: bytes, key: str) -> Contract:
         return contract_from({name: value for name, value in document.items() if name in Contract.model_fields})
     except ContractError as error:
         raise PermanentError(f"The store holds {key!r} in a form that makes no sense: {error}") from error
+
+
+def _placed(stage: StagePlan) -> tuple[ModelName, Axis | None, tuple[Lane, ...]]:
+    return stage.model, stage.axis, stage.lanes

@@ -6,8 +6,9 @@ The receiver's clock decides: agents' clocks may be years off.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from agents.messages import REPORT_EVERY_MS, PeerReport, Report, ServiceReport, 
 from controller.suspicion import fold_delay, phi
 from policies.fleet import LinkView, link_key
 from policies.ids import AgentId, ServiceId
-from policies.plan import Plan
 from policies.snapshot import StageMeasure, measure_key
 from sla.errors import InvalidInputError
 from sla.sketch import LatencySketch, check_buckets
@@ -31,9 +31,6 @@ MAX_SUM = 1e16
 """Milliseconds (or their squares) that one report may claim."""
 EPOCHS_KEPT = 64
 """Latency sketches per service are kept for this many of the newest epochs."""
-
-PLANS_KEPT = 4
-"""So many plans of a service may lie within the window of shard times."""
 
 _AGENT_COLUMNS = (
     "seen_ms", "delay_mean_ms", "delay_var_ms2", "cpu", "foreign", "memory_free_bytes", "loaded_bytes", "queue_depth",
@@ -174,8 +171,6 @@ class Telemetry:
         """Keys of links by either end, so that nobody walks over all of them."""
         self._runs: dict[ServiceId, dict[str, _Runs]] = {}
         self._traffic: dict[ServiceId, _Traffic] = {}
-        self._plans: dict[ServiceId, dict[int, Plan]] = {}
-        """The plans that ran lately, by epoch, oldest first."""
         self.dropped = 0
         """Numbers that were out of bounds and not taken."""
 
@@ -262,27 +257,15 @@ class Telemetry:
         keys = (key for agent in agents for key in sorted(self._links_from.get(agent, ())))
         return [key for key in keys if key.split(">")[1] in some]
 
-    def measures(self, service: ServiceId, now_ms: float, running: Plan | None = None) -> dict[str, StageMeasure]:
+    def measures(
+        self, service: ServiceId, now_ms: float, alike: Mapping[str, Collection[int]] = MappingProxyType({})
+    ) -> dict[str, StageMeasure]:
         """What was measured of a service's shards and steps, by `measure_key`.
 
-        Where a plan runs, a shard's runs under earlier ones count only if its stage was planned alike there: with the same blocks on the same
-        agent it may have been another model, or another share of the items.
+        Of the stages in `alike` only runs under plans of these epochs count (see `PlanBook.alike`).
         """
-        alike = {} if running is None else self._alike(service, running)
         found = {key: runs.measure(now_ms, alike.get(runs.stage)) for key, runs in self._runs.get(service, {}).items()}
         return {key: measure for key, measure in found.items() if measure is not None}
-
-    def _alike(self, service: ServiceId, running: Plan) -> dict[str, set[int]]:
-        """By stage: the epochs of the running plan and of those that ran lately and have the stage as it has."""
-        lately = self._plans.setdefault(service, {})
-        lately[running.epoch] = running
-        while len(lately) > PLANS_KEPT:
-            del lately[next(iter(lately))]
-        ran = {epoch: {s.stage: (s.model, s.axis, s.lanes) for s in plan.stages} for epoch, plan in lately.items()}
-        return {
-            stage: {epoch for epoch, stages in ran.items() if stages.get(stage) == planned}
-            for stage, planned in ran[running.epoch].items()
-        }
 
     def provider(self, service: ServiceId, key: str) -> str:
         """The execution provider that really ran a shard, '' when unknown."""

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from agents.messages import MAX_THROTTLE
+
 SlaState = Literal["unbound", "infeasible", "starting", "no-traffic", "met", "violated"]
 
 
@@ -335,7 +337,7 @@ class ThrottleIn(BaseModel):
 
     model_config = {"extra": "forbid"}
 
-    factor: float = Field(ge=1, le=100)
+    factor: float = Field(ge=1, le=MAX_THROTTLE)
     """Times as long as its runs take otherwise."""
 
 

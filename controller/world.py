@@ -204,7 +204,7 @@ class World:
             running=running,
             entry=self._telemetry.entry(spec.id, now_ms),
             offered_rps=self._telemetry.offered_rps(spec.id, now_ms),
-            measures=self._telemetry.measures(spec.id, now_ms, running),
+            measures=self._telemetry.measures(spec.id, now_ms, book.alike()),
             measured_p99_ms=sketch.quantile(0.99) if sketch is not None and enough else None,
             measured_p50_ms=sketch.quantile(0.5) if sketch is not None and enough else None,
             measured_requests=int(sketch.count) if sketch is not None and enough else 0,

@@ -86,8 +86,7 @@ class Simulation:
         for at in np.arange(self.settings.look_every_s, self.world.seconds, self.settings.look_every_s):
             self.events.at(1000.0 * float(at), self._look)
         self.events.play()
-        self.tally.energy_j = self.devices.energy_j
-        return result_of(self.tally, self.world)
+        return result_of(self.tally, self.world, self.devices.energy_j)
 
     # --- looking and moving
 

@@ -43,6 +43,8 @@ class Events:
 
 @dataclass(slots=True)
 class Measured:
+    """Runs of one shard on one agent, older ones fading."""
+
     count: float = 0.0
     total: float = 0.0
     squares: float = 0.0

@@ -54,7 +54,7 @@ class _Lane:
     ways: dict[Way, Hops]
     """None: as it is planned; then its fallbacks."""
     times: StageTime | None
-    """None for a request that came in under an older plan."""
+    """None where nobody hedges, and for a request that came in under an older plan."""
     number: int
     tried: set[Way] = field(default_factory=set)
     copies: list[_Copy] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Ingress:
 
     def serve(self, plan: Plan, times: RouteTimes) -> None:
         """New requests go by this plan."""
-        self.running, self._times, self.since_plan = plan, times, []
+        self.running, self._times, self.since_plan = plan, times if self._hedges else None, []
         self._hedger.replanned()
 
     def arrive(self, now: float) -> None:
@@ -148,7 +148,7 @@ class Ingress:
     def _send(self, lane: _Lane, now: float) -> None:
         """A lane leaves, on the way that the ingress thinks best now, as `agents.lanes` does it."""
         choice = Choice()
-        if self._hedges and self._times is not None and lane.times is not None:
+        if self._times is not None and lane.times is not None:
             choice = self._hedger.choose(
                 now, now - lane.request.at_ms, self._times.promise_ms, lane.times, lane.number, lane.counted,
                 lambda agent: not self._is_known_gone(agent, now),

@@ -56,7 +56,6 @@ class Tally:
 
     done: list[tuple[float, float]] = field(default_factory=list)
     """(when it came, latency), infinite where it failed."""
-    energy_j: float = 0.0
     moves: int = 0
     copies: int = 0
     """Second copies of lanes."""
@@ -67,8 +66,8 @@ class Tally:
     predicted_p99_ms: float | None = None
 
 
-def result_of(tally: Tally, world: World) -> Result:
-    """The sums."""
+def result_of(tally: Tally, world: World, energy_j: float) -> Result:
+    """The sums; `energy_j` is that of all requests."""
     done = sorted(tally.done)
     latency: Floats = np.array([ms for _, ms in done])
     hours = world.seconds / 3600.0
@@ -79,7 +78,7 @@ def result_of(tally: Tally, world: World) -> Result:
         failed=int((~np.isfinite(latency)).sum()),
         p50_ms=float(np.quantile(finite, 0.5)) if len(done) else 0.0,
         p99_ms=float(np.quantile(finite, 0.99)) if len(done) else 0.0,
-        energy_j=tally.energy_j / max(1, len(done)), moves=tally.moves, moves_per_hour=tally.moves / hours,
+        energy_j=energy_j / max(1, len(done)), moves=tally.moves, moves_per_hour=tally.moves / hours,
         decisions=tuple(tally.decisions), plans=tuple(tally.plans), predicted_p99_ms=tally.predicted_p99_ms,
     )  # fmt: skip
 

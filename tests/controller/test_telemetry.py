@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.messages import PeerReport, Report, ServiceReport, ShardReport, StepReport
+from controller.records import PlanBook, PlanRecord
 from controller.telemetry import EPOCHS_KEPT, MEASURE_WINDOW_MS, Table, Telemetry
 from policies.ids import AgentId, ModelName, ServiceId, StageName
 from policies.plan import WHOLE_AXIS, Plan, Span, StagePlan, make_lane
@@ -164,13 +165,20 @@ def test_runs_under_an_earlier_plan_count_where_it_had_the_stage_alike() -> None
         services = (service(epoch=epoch, shards=(shard(sum_ms=4 * each_ms, sum_sq_ms=4 * each_ms**2),)),)
         telemetry.fold(A, report(services=services), 0.0)
 
+    def seen_ms(running: Plan, *before: Plan) -> float:
+        history = tuple(PlanRecord(plan=each, at_s=0.0) for each in (*before, running))
+        return telemetry.measures(READER, 0.0, PlanBook(history=history, running_epoch=running.epoch).alike())[
+            key
+        ].mean_ms
+
+    first, second, third = plan(1, "small"), plan(2, "tiny"), plan(3, "tiny", (B,))
     ran(1, 100.0)
-    assert telemetry.measures(READER, 0.0, plan(1, "small"))[key].mean_ms == 100.0
+    assert seen_ms(first) == 100.0
     ran(2, 10.0)
-    assert telemetry.measures(READER, 0.0, plan(1, "small"))[key].mean_ms == 100.0, "the next plan's canary"
-    assert telemetry.measures(READER, 0.0, plan(2, "tiny"))[key].mean_ms == 10.0
+    assert seen_ms(first) == 100.0, "the next plan's canary"
+    assert seen_ms(second, first) == 10.0
     ran(3, 20.0)
-    assert telemetry.measures(READER, 0.0, plan(3, "tiny", (B,)))[key].mean_ms == 15.0, "only the fallback is new"
+    assert seen_ms(third, first, second) == 15.0, "only the fallback is new"
 
 
 def test_python_steps_are_measured_too() -> None:
