@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -307,3 +308,38 @@ def until() -> Callable[..., Awaitable[None]]:
 def memory_source() -> type[MemorySource]:
     """The class: `memory_source()` makes an empty one."""
     return MemorySource
+
+
+class GatedBackend(OnnxBackend):
+    """Computes only while its gate is open; otherwise it hangs, as a stopped device does."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.gate, self.entered, self.runs = threading.Event(), threading.Event(), 0
+        self.gate.set()
+        self.fail_with: Exception | None = None
+
+    def run(self, inputs, outputs):
+        self.runs += 1
+        self.entered.set()
+        self.gate.wait(30)
+        if self.fail_with is not None:
+            raise self.fail_with
+        return super().run(inputs, outputs)
+
+
+class Gates(list):
+    """Opens gated backends and remembers them."""
+
+    def __call__(self, path: Path) -> GatedBackend:
+        backend = GatedBackend(path)
+        self.append(backend)
+        return backend
+
+
+@pytest.fixture
+def gates():
+    gates = Gates()
+    yield gates
+    for backend in gates:
+        backend.gate.set()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agents.backends.onnx import OnnxBackend
 from agents.driver import DriverSettings
 from agents.lanes import LaneSettings
 from sla.errors import (
@@ -21,40 +18,6 @@ from sla.errors import (
     OverloadedError,
     RetryableError,
 )
-
-
-class GatedBackend(OnnxBackend):
-    """Computes only while its gate is open; otherwise it hangs, as a stopped device does."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.gate, self.entered = threading.Event(), threading.Event()
-        self.gate.set()
-        self.fail_with: Exception | None = None
-
-    def run(self, inputs, outputs):
-        self.entered.set()
-        self.gate.wait(30)
-        if self.fail_with is not None:
-            raise self.fail_with
-        return super().run(inputs, outputs)
-
-
-class Gates(list):
-    """Opens gated backends and remembers them."""
-
-    def __call__(self, path: Path) -> GatedBackend:
-        backend = GatedBackend(path)
-        self.append(backend)
-        return backend
-
-
-@pytest.fixture
-def gates():
-    gates = Gates()
-    yield gates
-    for backend in gates:
-        backend.gate.set()
 
 
 async def test_a_peer_that_dies_in_the_middle_of_a_request_costs_nobody_the_answer(fleet, items, gates):

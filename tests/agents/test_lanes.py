@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 
-from agents.backends.onnx import OnnxBackend
 from agents.driver import DriverSettings
 from agents.lanes import LaneSettings
 from agents.messages import Route
@@ -18,35 +14,6 @@ from policies.ids import AgentId, StageName
 from policies.route_times import RouteTimes, ShardTime, StageTime, WayTime
 
 ONE = AgentId("one")
-
-
-class GatedBackend(OnnxBackend):
-    """Computes only while its gate is open; otherwise it hangs, as a throttled device seems to."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.gate, self.entered, self.runs = threading.Event(), threading.Event(), 0
-        self.gate.set()
-
-    def run(self, inputs, outputs):
-        self.runs += 1
-        self.entered.set()
-        self.gate.wait(30)
-        return super().run(inputs, outputs)
-
-
-@pytest.fixture
-def gated():
-    made: list[GatedBackend] = []
-
-    def make(path: Path) -> GatedBackend:
-        made.append(GatedBackend(path))
-        return made[-1]
-
-    make.made = made
-    yield make
-    for backend in made:
-        backend.gate.set()
 
 
 def timed(route: Route, *, promise_ms: float, run_ms: float = 5.0) -> Route:
@@ -63,31 +30,24 @@ def timed(route: Route, *, promise_ms: float, run_ms: float = 5.0) -> Route:
     )
 
 
-async def eventually(condition) -> None:
-    """For what another task does on its own; the time limit is only there to end a broken test."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-async def test_a_lane_that_would_be_late_is_answered_by_a_second_copy(fleet, items, gated):
-    one, two = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+async def test_a_lane_that_would_be_late_is_answered_by_a_second_copy(fleet, items, gates, until):
+    one, two = await fleet.start("one"), await fleet.start("two", open_backend=gates)
     await fleet.activate(timed(fleet.route([("two", 0, 2)], fallback=("one",)), promise_ms=150))
-    gated.made[0].gate.clear()
+    gates[0].gate.clear()
     result = await one.driver.infer("tiny-service", {"x": items(3)}, 20_000)
     np.testing.assert_allclose(result.tensors["y"], fleet.tiny.expected(items(3)), rtol=1e-5)
     assert result.fell_back
     (report,), _ = one.ledger.take()
     assert (report.ok, report.failed, report.fell_back, report.copies) == (1, 0, 1, 1)
-    gated.made[0].gate.set()
-    await eventually(lambda: two.queue.depth == 0)
+    gates[0].gate.set()
+    await until(lambda: two.queue.depth == 0)
 
 
-async def test_a_copy_that_lost_leaves_its_queue_and_what_ran_is_still_counted(fleet, items, gated):
+async def test_a_copy_that_lost_leaves_its_queue_and_what_ran_is_still_counted(fleet, items, gates, until):
     """Two requests hang on one device: one runs there, one waits. Both are answered elsewhere; the second one never runs."""
-    one, two = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+    one, two = await fleet.start("one"), await fleet.start("two", open_backend=gates)
     await fleet.activate(timed(fleet.route([("two", 0, 2)], fallback=("one",)), promise_ms=400))
-    (backend,) = gated.made
+    (backend,) = gates
     backend.gate.clear()
     backend.entered.clear()
     before = backend.runs
@@ -96,18 +56,18 @@ async def test_a_copy_that_lost_leaves_its_queue_and_what_ran_is_still_counted(f
     second = asyncio.create_task(one.driver.infer("tiny-service", {"x": items(1)}, 20_000))
     assert (await first).fell_back
     assert (await second).fell_back
-    await eventually(lambda: two.queue.depth == 1)
+    await until(lambda: two.queue.depth == 1)
     backend.gate.set()
-    await eventually(lambda: two.queue.depth == 0)
+    await until(lambda: two.queue.depth == 0)
     assert backend.runs == before + 1
     (report,), _ = two.ledger.take()
     assert [shard.count for shard in report.shards] == [1]
 
 
-async def test_a_slow_agent_is_avoided_by_the_next_request_and_tried_again_later(fleet, items, gated):
-    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+async def test_a_slow_agent_is_avoided_by_the_next_request_and_tried_again_later(fleet, items, gates, until):
+    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gates)
     await fleet.activate(timed(fleet.route([("two", 0, 2)], fallback=("one",)), promise_ms=60, run_ms=20))
-    (backend,) = gated.made
+    (backend,) = gates
     backend.gate.clear()
     assert (await one.driver.infer("tiny-service", {"x": items(1)}, 20_000)).fell_back
     probed = backend.runs
@@ -117,10 +77,10 @@ async def test_a_slow_agent_is_avoided_by_the_next_request_and_tried_again_later
     backend.gate.set()
 
 
-async def test_nothing_is_hedged_while_the_promise_is_far(fleet, items, gated):
-    one, two = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+async def test_nothing_is_hedged_while_the_promise_is_far(fleet, items, gates, until):
+    one, two = await fleet.start("one"), await fleet.start("two", open_backend=gates)
     await fleet.activate(timed(fleet.route([("two", 0, 2)], fallback=("one",)), promise_ms=60_000))
-    (backend,) = gated.made
+    (backend,) = gates
     backend.gate.clear()
     backend.entered.clear()
     request = asyncio.create_task(one.driver.infer("tiny-service", {"x": items(1)}, 20_000))
@@ -132,18 +92,18 @@ async def test_nothing_is_hedged_while_the_promise_is_far(fleet, items, gated):
     assert two.ledger.take()[0][0].shards[0].count == 1
 
 
-async def test_a_route_without_expectations_is_followed_as_it_is(fleet, items, gated):
-    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+async def test_a_route_without_expectations_is_followed_as_it_is(fleet, items, gates, until):
+    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gates)
     await fleet.activate(fleet.route([("two", 0, 2)], fallback=("one",)))
     result = await one.driver.infer("tiny-service", {"x": items(2)}, 20_000)
     assert not result.fell_back
 
 
-async def test_hedging_can_be_turned_off(fleet, items, gated):
+async def test_hedging_can_be_turned_off(fleet, items, gates, until):
     settings = DriverSettings(lanes=LaneSettings(hedge=None))
-    one, _ = await fleet.start("one", settings=settings), await fleet.start("two", open_backend=gated)
+    one, _ = await fleet.start("one", settings=settings), await fleet.start("two", open_backend=gates)
     await fleet.activate(timed(fleet.route([("two", 0, 2)], fallback=("one",)), promise_ms=100))
-    (backend,) = gated.made
+    (backend,) = gates
     backend.gate.clear()
     backend.entered.clear()
     request = asyncio.create_task(one.driver.infer("tiny-service", {"x": items(1)}, 20_000))
@@ -152,32 +112,32 @@ async def test_hedging_can_be_turned_off(fleet, items, gated):
     assert not (await request).fell_back
 
 
-async def test_a_fallback_that_fails_leaves_the_lane_to_its_plan(fleet, items, gated):
+async def test_a_fallback_that_fails_leaves_the_lane_to_its_plan(fleet, items, gates, until):
     """The copy's agent is gone; the planned one is slow, but it answers."""
-    one, two, three = await fleet.start("one"), await fleet.start("two", open_backend=gated), await fleet.start("three")
+    one, two, three = await fleet.start("one"), await fleet.start("two", open_backend=gates), await fleet.start("three")
     await fleet.activate(timed(fleet.route([("two", 0, 2)], fallback=("three",)), promise_ms=150))
     await fleet.kill(three)
-    (backend,) = gated.made
+    (backend,) = gates
     backend.gate.clear()
     backend.entered.clear()
     request = asyncio.create_task(one.driver.infer("tiny-service", {"x": items(1)}, 20_000))
     await asyncio.to_thread(backend.entered.wait, 10)
-    await eventually(lambda: one.peers.is_broken("three"))
+    await until(lambda: one.peers.is_broken("three"))
     backend.gate.set()
     assert not (await request).fell_back
     assert two.queue.depth == 0
 
 
-async def test_a_fallback_that_the_plan_lost_is_not_chosen(fleet, items, gated):
+async def test_a_fallback_that_the_plan_lost_is_not_chosen(fleet, items, gates, until):
     """Its times are still in the route: they were made before it failed to prepare."""
-    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gated)
+    one, _ = await fleet.start("one"), await fleet.start("two", open_backend=gates)
     with_spares = timed(fleet.route([("two", 0, 2)], fallback=("one", "two")), promise_ms=60)
     (stage,) = with_spares.plan.stages
     stage = msgspec.structs.replace(stage, fallback=(ONE,))
     await fleet.activate(
         msgspec.structs.replace(with_spares, plan=msgspec.structs.replace(with_spares.plan, stages=(stage,)))
     )
-    (backend,) = gated.made
+    (backend,) = gates
     backend.gate.clear()
     for _ in range(3):
         assert (await one.driver.infer("tiny-service", {"x": items(1)}, 20_000)).fell_back
