@@ -8,19 +8,22 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from benchmarks.live_arrivals import arrivals_s
 from benchmarks.live_plans import plans
 from benchmarks.live_records import Load, Trial
 from controller.cli import cache_dir
 from controller.local.load import Load as Source
+from controller.local.load import Outcome
 from controller.local.stack import LocalStack, StackSettings
 from controller.present import shards_out
-from controller.replay import log_from
+from controller.replay import Logged, log_from
 from controller.snapshots import snapshot_from
 from policies.ids import AgentId, ServiceId
 from policies.plan import Plan
@@ -55,6 +58,8 @@ class Device:
     slowdown: float
     platform: str = "rk3588"
     is_cloud: bool = False
+    options: tuple[str, ...] = ()
+    """More of the agent's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ class FleetPlan:
 
     name: str
     devices: tuple[Device, ...]
-    uplink: tuple[float, float, float]
+    uplink: tuple[float, float, float] = (0.0, 0.0, 1e6)
     """Delay (ms, one way), jitter (ms) and Mbit/s of each direction to and from the cloud."""
 
 
@@ -87,37 +92,46 @@ FLEETS: Final = (
 class LiveFleet:
     """The processes of one fleet. Use as a context manager."""
 
-    def __init__(self, wanted: FleetPlan, directory: Path, say: Callable[[str], None], warming: threading.Lock) -> None:
+    def __init__(
+        self, wanted: FleetPlan, directory: Path, say: Callable[[str], None], warming: threading.Lock,
+        contract: Mapping[str, object] = CONTRACT,
+    ) -> None:  # fmt: skip
         """`warming` is held by the fleet that warms up."""
         settings = StackSettings(
             directory=directory / wanted.name, cache=Path(cache_dir()), api_port=_free_port(), agent_port=_free_port(),
             ray="none", platforms=(),
         )  # fmt: skip
-        self.wanted = wanted
+        self.wanted, self._contract = wanted, contract
         self._say = say
         self._warming = warming
-        self._stack = LocalStack(settings, lambda text: None)
+        self.stack = LocalStack(settings, lambda text: None)
         self.ids: dict[str, AgentId] = {}
 
     def __enter__(self) -> LiveFleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.stop()
+        self.stack.stop()
 
     @property
     def models(self) -> Path:
         """Where the controller keeps its models: another fleet may start from a copy."""
-        return self._stack.directory / "controller" / "models"
+        return self.stack.directory / "controller" / "models"
 
     def start(self, models: Path | None = None) -> None:
-        """Controller, agents, service and a contract that every plan keeps. Raises TidegateError."""
+        """Controller, agents, service and contract, until the first plan is active. Raises TidegateError."""
         if models is not None:
             shutil.copytree(models, self.models)
-        stack = self._stack
+        stack = self.stack
         stack.start_controller()
         for device in self.wanted.devices:
-            options = ["--slowdown", str(device.slowdown), "--remember", *(["--cloud"] if device.is_cloud else [])]
+            options = [
+                "--slowdown",
+                str(device.slowdown),
+                "--remember",
+                *(["--cloud"] if device.is_cloud else []),
+                *device.options,
+            ]
             stack.join_agent(device.name, device.platform, *options)
         stack.add_service()
         names = [device.name for device in self.wanted.devices]
@@ -125,7 +139,7 @@ class LiveFleet:
         live = [agent["id"] for agent in stack.live_agents()]
         self.ids = {name: AgentId(next(a for a in live if a.startswith(f"{name}-"))) for name in names}
         self._shape()
-        stack.api.post("/v1/slas", json=CONTRACT, timeout_s=60)
+        stack.api.post("/v1/slas", json=self._contract, timeout_s=60)
         stack.wait_until(lambda: bool(self._running()), 120.0, "No first plan became active")
         time.sleep(8.0)  # Links are probed twice a second, their bandwidth every few seconds.
         self._say(f"fleet {self.wanted.name}: {len(names)} agents live")
@@ -133,13 +147,13 @@ class LiveFleet:
     def wait_for_profiles(self) -> None:
         """Until every model was timed on every type of device that plans may use, as in the idle hours of a real fleet. Raises TidegateError."""
         names = {device.name for device in self.wanted.devices[1:]}
-        kinds = {a["device_type"] for a in self._stack.live_agents() if a["id"] in {self.ids[name] for name in names}}
+        kinds = {a["device_type"] for a in self.stack.live_agents() if a["id"] in {self.ids[name] for name in names}}
 
         def is_done() -> bool:
-            models = self._stack.api.get("/v1/models")
+            models = self.stack.api.get("/v1/models")
             return all(kinds <= {device["device_type"] for device in model["devices"]} for model in models)
 
-        self._stack.wait_until(is_done, PROFILES_WITHIN_S, "Not all models were timed on all types of devices")
+        self.stack.wait_until(is_done, PROFILES_WITHIN_S, "Not all models were timed on all types of devices")
         self._say(f"fleet {self.wanted.name}: all models timed on {len(kinds)} types of devices")
 
     def trials(self, wanted: int, seconds: float, seed: int, keep: Callable[[Trial], None]) -> None:
@@ -180,7 +194,7 @@ class LiveFleet:
 
     def _run(self, plan: Plan) -> bytes:
         """Make a plan run; the snapshot that the controller had before. Raises InfeasibleError when the gate refuses it."""
-        api, models = self._stack.api, self._seen().models
+        api, models = self.stack.api, self._seen().models
         shards = [json.loads(shard.model_dump_json()) for shard in shards_out(plan, models)]
         answer = api.post(f"/v1/plans/{SERVICE}:preview", json={"shards": shards}, timeout_s=60)
         if not answer["admissible"]:
@@ -193,13 +207,12 @@ class LiveFleet:
         mine = seconds / len(LOADS)
         rate = share * capacity_rps
         due_s = tuple(arrivals_s(max(LEAST_REQUESTS, round(rate * mine)), mine, seed).tolist())
-        source = Source(ingresses=[self._ingress()], rate_rps=rate, seed=seed, due_s=due_s)
         began_s = time.time()
-        asyncio.run(source.run(mine))
-        ok = sorted((o for o in source.outcomes if o.ok and not o.fell_back), key=lambda o: o.due_s)
+        outcomes = self.send(rate, mine, seed, due_s)
+        ok = sorted((o for o in outcomes if o.ok and not o.fell_back), key=lambda o: o.due_s)
         return Load(
             share=share, seconds=mine, due_ms=tuple(1000.0 * (o.due_s - began_s) for o in ok),
-            latency_ms=tuple(o.latency_ms for o in ok), failed=len(source.outcomes) - len(ok),
+            latency_ms=tuple(o.latency_ms for o in ok), failed=len(outcomes) - len(ok),
         )  # fmt: skip
 
     def _warm_up(self, seed: int, times: int = 1) -> None:
@@ -207,30 +220,45 @@ class LiveFleet:
         due_s = tuple(0.5 * at for at in range(WARM_UP))
         with self._warming:
             for at in range(times):
-                source = Source(ingresses=[self._ingress()], rate_rps=2.0, seed=seed + at, due_s=due_s)
-                asyncio.run(source.run(WARM_UP / 2.0))
+                self.send(2.0, WARM_UP / 2.0, seed + at, due_s)
+
+    def send(self, rate_rps: float, seconds: float, seed: int, due_s: tuple[float, ...] | None = None) -> list[Outcome]:
+        """What becomes of requests at the gateway, by default of a Poisson process; blocks until they are answered."""
+        source = Source(ingresses=[self._ingress()], rate_rps=rate_rps, seed=seed, due_s=due_s)
+        asyncio.run(source.run(seconds))
+        return source.outcomes
 
     def _ingress(self) -> str:
         gateway = self.ids[self.wanted.devices[0].name]
-        return next(str(a["ingress_url"]) for a in self._stack.live_agents() if a["id"] == gateway)
+        return next(str(a["ingress_url"]) for a in self.stack.live_agents() if a["id"] == gateway)
 
     def _running(self) -> list[dict[str, Any]]:
-        return [p for p in self._stack.api.get("/v1/plans", service_id=SERVICE) if p["running"] and p["active_at_s"]]
+        return [p for p in self.stack.api.get("/v1/plans", service_id=SERVICE) if p["running"] and p["active_at_s"]]
+
+    def serving(self) -> Snapshot:
+        """The snapshot before the plan that runs now was decided, with that plan as the running one."""
+        entry = self._last_move()
+        snapshot = snapshot_from(entry.seen or b"")
+        view = msgspec.structs.replace(snapshot.services[SERVICE], running=entry.record.decision.plan)
+        return msgspec.structs.replace(snapshot, services={SERVICE: view})
 
     def _seen(self) -> Snapshot:
         return snapshot_from(self._last_seen())
 
     def _last_seen(self) -> bytes:
         """The snapshot beside the newest decision that moved something."""
-        log = log_from(self._stack.api.get_bytes(f"/v1/decisions/{SERVICE}:log", limit=20))
-        return next(e.seen for e in reversed(log.entries) if e.seen is not None and e.record.decision.plan is not None)
+        return self._last_move().seen or b""
+
+    def _last_move(self) -> Logged:
+        log = log_from(self.stack.api.get_bytes(f"/v1/decisions/{SERVICE}:log", limit=20))
+        return next(e for e in reversed(log.entries) if e.seen is not None and e.record.decision.plan is not None)
 
     def _shape(self) -> None:
         delay_ms, jitter_ms, mbps = self.wanted.uplink
         for far in (d for d in self.wanted.devices if d.is_cloud):
             for near in (d for d in self.wanted.devices if not d.is_cloud):
                 for src, dst in ((near, far), (far, near)):
-                    self._stack.shape(self.ids[src.name], self.ids[dst.name], delay_ms, jitter_ms, mbps)
+                    self.stack.shape(self.ids[src.name], self.ids[dst.name], delay_ms, jitter_ms, mbps)
 
 
 def _capacity_rps(snapshot: Snapshot, plan: Plan) -> float:
